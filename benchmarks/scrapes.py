@@ -10,10 +10,12 @@ from statistics import median
 
 from quire.engine.client.origin import Origin
 from quire.engine.client.protocol import StepStats
-from quire.engine.client.records import RequestRecord, RequestTimes
+from quire.engine.client.records import RequestRecord
+from quire.engine.client.timeline import RequestTimes
 from quire.engine.client.trace_context import TraceContext
 from quire.metrics.exposition import Exposition
-from quire.metrics.prometheus import Metrics, ModelMetrics
+from quire.metrics.model_metrics import ModelMetrics
+from quire.metrics.prometheus import Metrics
 
 TRACED = Origin("request", TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"))
 FORMATS = {"text": "", "openmetrics": "application/openmetrics-text"}
@@ -29,8 +31,8 @@ def recorded(models: int) -> tuple[Metrics, list[ModelMetrics]]:
             observer.on_finish(record(number / 50))
     for handler in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/models"):
         for status in ("2xx", "4xx", "5xx"):
-            metrics.http_requests.labels("POST", handler, status).inc()
-        metrics.http_seconds.labels("POST", handler).observe(0.1)
+            metrics.http.requests.labels("POST", handler, status).inc()
+        metrics.http.seconds.labels("POST", handler).observe(0.1)
     return metrics, observers
 
 

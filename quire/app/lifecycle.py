@@ -47,7 +47,8 @@ from quire.config.types import urls_by_label
 from quire.engine.client.errors import EngineDead
 from quire.engine.models.config_reader import ConfigReader
 from quire.engine.models.errors import ModelError
-from quire.metrics.prometheus import Metrics, ModelMetrics
+from quire.metrics.model_metrics import ModelMetrics
+from quire.metrics.prometheus import Metrics
 from quire.multimodal.documents import DocumentReader
 from quire.multimodal.errors import ModelFileError, PromptError
 from quire.multimodal.memory import MediaMemory

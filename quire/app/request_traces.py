@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 from starlette.types import Scope
 
 from quire.api.http.error_handlers import CLIENT_CLOSED
 from quire.api.http.request_head import endpoint_path
-from quire.engine.client.origin import current_origin, set_current_origin
+from quire.engine.client.origin import current_origin
 from quire.realtime.routes import PATH as REALTIME
-from quire.tracing.requests import RequestTrace
-from quire.tracing.span import Attributes
+from quire.tracing.requests import RequestHead, RequestTrace
 from quire.tracing.tracing import TRANSCRIPTION, Tracing
 
 _SHOWN = 256  # characters of what clients choose
@@ -63,24 +61,15 @@ def operation_of(scope: Scope) -> str:
 
 
 def begin_trace(tracing: Tracing, scope: Scope) -> RequestTrace:
-    """The trace of a request or a realtime session, of which its head is known. It is that of the current task now."""
+    """The trace of a request or a realtime session, which has just arrived. It is that of the current task now."""
     origin = current_origin()
-    attributes: Attributes = {
-        "http.request.method": scope.get("method", "GET"),
-        "url.path": scope["path"][:_SHOWN],
-        "url.scheme": scope["scheme"],
-        "gen_ai.request.id": origin.request_id,
-    }
-    if client := scope.get("client"):
-        attributes["client.address"] = client[0]
-    for name, value in scope["headers"]:
-        if name == b"user-agent":
-            attributes["user_agent.original"] = value[:_SHOWN].decode("latin-1")
-        elif name == b"host":
-            attributes |= _address(value[:_SHOWN].decode("latin-1"))
-    began = origin.arrived or time.monotonic()
-    trace = tracing.begin(began, attributes, parent=origin.client_span, notes=origin.notes)
-    set_current_origin(replace(origin, trace=trace.context))
+    trace = tracing.begin(
+        origin.arrived or time.monotonic(),
+        lambda: _head(scope, origin.request_id).attributes(),
+        parent=origin.client_span,
+        notes=origin.notes,
+    )
+    origin.trace = trace.context
     return trace
 
 
@@ -88,22 +77,31 @@ def end_trace(tracing: Tracing, trace: RequestTrace, scope: Scope, *, is_complet
     """Export the trace of a request, if it is sampled. `is_complete`: all of its answer was sent."""
     if not trace.context.sampled:
         return
-    route = getattr(scope.get("route"), "path", "")
-    method = str(trace.attributes["http.request.method"])
-    trace.name = f"{method} {route}" if route else method
-    if route:
-        trace.attributes["http.route"] = route
-    if endpoint_path(scope) in _ANY_OPERATION and method == "POST":
+    trace.head = _head(scope, current_origin().request_id)
+    trace.route = getattr(scope.get("route"), "path", "")
+    is_http = scope["type"] == "http"
+    if not trace.notes.operation and is_http and endpoint_path(scope) in _ANY_OPERATION and scope["method"] == "POST":
         kind = trace.notes.answer_id.partition("-")[0]
         trace.notes.operation = _OPERATIONS_OF_ANSWERS.get(kind, kind)
-    if scope["type"] == "http" and not trace.error and (not is_complete or trace.status == CLIENT_CLOSED):
+    if is_http and not trace.error and (not is_complete or trace.status == CLIENT_CLOSED):
         trace.error = _CLIENT_GONE
     tracing.end(trace)
 
 
-def _address(host: str) -> Attributes:
-    """The server as the client has named it, with its port if that has one."""
-    name, colon, port = host.rpartition(":")
-    if colon and port.isascii() and port.isdigit():
-        return {"server.address": name.strip("[]"), "server.port": int(port)}
-    return {"server.address": host.strip("[]")}
+def _head(scope: Scope, request_id: str) -> RequestHead:
+    user_agent = host = None
+    for name, value in scope["headers"]:
+        if name == b"user-agent":
+            user_agent = value[:_SHOWN]
+        elif name == b"host":
+            host = value[:_SHOWN]
+    client = scope.get("client")
+    return RequestHead(
+        request_id=request_id,
+        method=scope.get("method", "GET"),
+        path=scope["path"][:_SHOWN],
+        scheme=scope["scheme"],
+        client=client[0] if client else "",
+        user_agent=user_agent,
+        host=host,
+    )

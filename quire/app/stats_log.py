@@ -12,7 +12,8 @@ from typing_extensions import override
 from quire.engine.client.engine import Engine
 from quire.engine.client.origin import Origin
 from quire.engine.client.protocol import StepStats
-from quire.engine.client.records import Observer, RequestTimes
+from quire.engine.client.records import Observer
+from quire.engine.client.timeline import RequestTimes
 
 logger = logging.getLogger("quire.stats")
 

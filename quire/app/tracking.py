@@ -20,7 +20,9 @@ from quire.app.request_traces import begin_trace, end_trace, operation_of
 from quire.app.server_timing import HEADER as SERVER_TIMING
 from quire.app.server_timing import server_timing
 from quire.engine.client.origin import current_origin
-from quire.metrics.prometheus import Metrics, exemplar_of
+from quire.metrics.batches import trace_of
+from quire.metrics.http import AnsweredRequest
+from quire.metrics.prometheus import Metrics
 from quire.serving.models import ServerState
 from quire.tracing.tracing import Tracing
 
@@ -54,12 +56,19 @@ def request_tracking(
         def _tracked(scope: Scope, send: Send, answer: _Answer) -> Iterator[None]:
             """A context in which a request is answered."""
             set_origin(scope, operation_of(scope))
-            traces = None if is_page(scope, endpoint_path(scope)) else tracing
-            with (
-                _counted(scope, send, answer) if scope["type"] == "http" else nullcontext(),
-                nullcontext() if traces is None else _traced(traces, scope, answer),
-            ):
-                yield
+            with _counted(scope, send, answer) if scope["type"] == "http" else nullcontext():
+                if tracing is None or is_page(scope, endpoint_path(scope)):
+                    yield
+                    return
+                trace = begin_trace(tracing, scope)
+                try:
+                    yield
+                except BaseException as error:
+                    trace.error, trace.failed = type(error).__name__, True
+                    raise
+                finally:
+                    trace.status = answer.status
+                    end_trace(tracing, trace, scope, is_complete=answer.is_complete)
 
         @contextmanager
         def _counted(scope: Scope, send: Send, answer: _Answer) -> Iterator[None]:
@@ -71,29 +80,21 @@ def request_tracking(
             finally:
                 del scope[RAW_SEND]  # a cycle: what sends refers to the scope
                 state.in_flight -= 1
-                handler = getattr(scope.get("route"), "path", "unmatched")
-                status = answer.status or CLIENT_CLOSED
-                metrics.http_requests.labels(scope["method"], handler, f"{status // 100}xx").inc()
-                seconds = time.monotonic() - started
-                metrics.http_seconds.labels(scope["method"], handler).observe(seconds, exemplar_of(current_origin()))
+                ended = time.monotonic()
+                metrics.http.answered.add(
+                    AnsweredRequest(
+                        method=scope["method"],
+                        handler=getattr(scope.get("route"), "path", "unmatched"),
+                        status=answer.status or CLIENT_CLOSED,
+                        ended=ended,
+                        seconds=ended - started,
+                        trace_id=trace_of(current_origin()),
+                    )
+                )
 
         return handle
 
     return layer
-
-
-@contextmanager
-def _traced(tracing: Tracing, scope: Scope, answer: _Answer) -> Iterator[None]:
-    """A context in which a request or a realtime session is answered that has a trace."""
-    trace = begin_trace(tracing, scope)
-    try:
-        yield
-    except BaseException as error:
-        trace.error, trace.failed = type(error).__name__, True
-        raise
-    finally:
-        trace.status = answer.status
-        end_trace(tracing, trace, scope, is_complete=answer.is_complete)
 
 
 class _Answer:

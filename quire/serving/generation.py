@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from quire.engine.client.engine import Engine
 from quire.engine.client.origin import current_origin
-from quire.engine.client.records import RequestTimes
 from quire.engine.client.stream import Delta, GenerateRequest
+from quire.engine.client.timeline import RequestTimes
 from quire.protocol.common import CompletionTokensDetails, PromptTokensDetails, RequestMetrics, Usage
 from quire.workers.tenant import take_turn
 

@@ -13,14 +13,16 @@ from typing_extensions import override
 
 from quire.otlp.settings import OtlpSettingsError, TraceSettings
 from quire.tracing.exporter import Exported, ExporterProcess
-from quire.tracing.span import SpanQueue, SpanTree
+from quire.tracing.span import SpanQueue, SpanSource
 
 logger = logging.getLogger(__name__)
 _END_SECONDS = 0.2  # for an export that has been told to end
 
 
-class _EncodedTree(NamedTuple):
-    content: msgspec.Raw
+class _Encoded(NamedTuple):
+    """The source of some spans."""
+
+    content: bytes
     spans: int
 
 
@@ -43,7 +45,7 @@ class SpanExport(SpanQueue):
         self.dropped = 0
         self.settings = settings
         self._exporter: ExporterProcess | None = ExporterProcess(settings)
-        self._waiting: deque[_EncodedTree] = deque()
+        self._waiting: deque[_Encoded] = deque()
         self._size = 0  # spans that wait
         self._encode = msgspec.msgpack.Encoder().encode
         self._lock = threading.Lock()
@@ -70,12 +72,12 @@ class SpanExport(SpanQueue):
         self._on_drop = on_drop
 
     @override
-    def put(self, tree: SpanTree) -> None:
-        spans = tree.span.count
+    def put(self, source: SpanSource) -> None:
+        spans = source.count
         with self._lock:
             full = self._closed.is_set() or self._size + spans > self.settings.max_queue_size
             if not full:
-                self._waiting.append(_EncodedTree(msgspec.Raw(self._encode(tree)), spans))
+                self._waiting.append(_Encoded(self._encode(source), spans))
                 self._size += spans
         if full:
             self._drop(spans)
@@ -101,9 +103,9 @@ class SpanExport(SpanQueue):
             while self._size >= self.settings.max_batch_size or (self._closed.is_set() and self._waiting):
                 self._export(self._take())
 
-    def _take(self) -> list[_EncodedTree]:
+    def _take(self) -> list[_Encoded]:
         """What is exported next; it may be nothing."""
-        batch = list[_EncodedTree]()
+        batch = list[_Encoded]()
         size = 0
         with self._lock:
             while self._waiting and size < self.settings.max_batch_size:
@@ -112,7 +114,7 @@ class SpanExport(SpanQueue):
             self._size -= size
         return batch
 
-    def _export(self, batch: list[_EncodedTree]) -> None:
+    def _export(self, batch: list[_Encoded]) -> None:
         if not batch:
             return
         exported = self._try_export(batch)
@@ -124,17 +126,17 @@ class SpanExport(SpanQueue):
             logger.info("traces are exported again; %d spans were dropped so far", self.dropped)
         self._failing = bool(exported.spans)
 
-    def _try_export(self, batch: list[_EncodedTree]) -> Exported:
+    def _try_export(self, batch: list[_Encoded]) -> Exported:
         """Give a batch to the process, which is started again if it has ended, as when it was killed."""
         try:
             if self._exporter is None and not self._closed.is_set():
                 self._exporter = ExporterProcess(self.settings)
             if (exporter := self._exporter) is None:
                 raise EOFError
-            return exporter.export([tree.content for tree in batch])
+            return exporter.export([msgspec.Raw(source.content) for source in batch])
         except (EOFError, OSError, OtlpSettingsError) as error:
             self._stop_exporter()
-            return Exported(sum(tree.spans for tree in batch), f"their process has ended ({type(error).__name__})")
+            return Exported(sum(source.spans for source in batch), f"their process has ended ({type(error).__name__})")
 
     def _stop_exporter(self) -> None:
         exporter, self._exporter = self._exporter, None

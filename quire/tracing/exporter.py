@@ -1,7 +1,7 @@
 """The process that exports spans. Encoding and sending them would keep the interpreter of the server busy.
 
-Messages to it are the settings, then batches: lists of trees, in MessagePack. It answers each with an `Exported`. It
-ends when the other end of its connection, file descriptor 0, is closed.
+Messages to it are the settings, then batches in MessagePack: lists of trees, and of requests of which it makes trees.
+It answers each with an `Exported`. It ends when the other end of its connection, file descriptor 0, is closed.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
-from opentelemetry.proto.trace.v1.trace_pb2 import Span as SpanMessage
-from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from typing_extensions import override
 
 from quire.otlp.settings import Collector, OtlpSettingsError, TraceSettings
-from quire.tracing.encoding import SpanEncoder, span_messages
+from quire.tracing.encoding import SpanBatch
+from quire.tracing.request_span import request_span
+from quire.tracing.requests import RequestTrace
 from quire.tracing.span import SpanTree
 
 _LOGGERS = (  # of exporters
@@ -69,13 +70,13 @@ class ExporterProcess:
             self.kill()
             raise OtlpSettingsError(f"a setting of OpenTelemetry is not valid: {started.complaint}")
 
-    def export(self, trees: Sequence[msgspec.Raw]) -> Exported:
-        """Export a batch of encoded trees, and wait for it.
+    def export(self, sources: Sequence[msgspec.Raw]) -> Exported:
+        """Export a batch of encoded sources of spans, and wait for it.
 
         Raises:
             EOFError, OSError: the process has ended.
         """
-        return self._ask(trees)
+        return self._ask(sources)
 
     def kill(self) -> None:
         """End the process, also while another thread waits for it."""
@@ -90,13 +91,6 @@ class ExporterProcess:
 
 def _send(connection: Connection, message: object) -> None:
     connection.send_bytes(msgspec.msgpack.encode(message))
-
-
-class _Exporter(Protocol):
-    """An exporter of OpenTelemetry's that takes messages in the place of the SDK's spans."""
-
-    def export(self, spans: Sequence[SpanMessage], /) -> SpanExportResult:
-        """Send spans, and try again for some time if the collector does not take them."""
 
 
 class _Complaint(logging.Filter):
@@ -123,9 +117,10 @@ def main() -> None:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # it does not interrupt the engine when it wakes
     connection = Connection(os.dup(0))
     settings = msgspec.msgpack.decode(connection.recv_bytes(), type=TraceSettings)
-    batches = msgspec.msgpack.Decoder(list[SpanTree])
+    batches = msgspec.msgpack.Decoder(list[SpanTree | RequestTrace])
+    batch = SpanBatch(settings.instance)
     try:
-        exporter = _exporter(settings.collector, SpanEncoder(settings.instance))
+        exporter = _exporter(settings.collector, batch)
     except Exception as error:  # noqa: BLE001 error boundary: exporters have exceptions of their own for each variable
         _send(connection, Exported(0, str(error) or type(error).__name__))
         return
@@ -134,37 +129,46 @@ def main() -> None:
     try:
         while True:
             _send(connection, exported)
-            exported = _export(batches.decode(connection.recv_bytes()), exporter, complaint)
+            exported = _export(batches.decode(connection.recv_bytes()), batch, exporter, complaint)
     except (EOFError, OSError):
         os._exit(0)  # what an exporter still tries is of no use to anyone
 
 
-def _export(trees: list[SpanTree], exporter: _Exporter, complaint: _Complaint) -> Exported:
-    spans: list[SpanMessage] = []
+def _export(
+    sources: list[SpanTree | RequestTrace], batch: SpanBatch, exporter: SpanExporter, complaint: _Complaint
+) -> Exported:
     broken = Exported()
-    for tree in trees:
+    batch.clear()
+    for source in sources:
         try:
-            spans += span_messages(tree)
+            batch.add(source if isinstance(source, SpanTree) else _tree(source))
         except Exception as error:  # noqa: BLE001 error boundary: other trees are exported
-            broken = Exported(broken.spans + tree.span.count, f"{type(error).__name__}: {error}")
-    if not spans:
+            broken = Exported(broken.spans + source.count, f"{type(error).__name__}: {error}")
+    if not (count := len(batch.spans)):
         return broken
     try:
-        result = exporter.export(spans)
+        result = exporter.export(batch.spans)
     except Exception as error:  # noqa: BLE001 error boundary: later batches are exported
-        return Exported(broken.spans + len(spans), f"{type(error).__name__}: {error}")
+        return Exported(broken.spans + count, f"{type(error).__name__}: {error}")
     if result is SpanExportResult.SUCCESS:
         return broken
-    return Exported(broken.spans + len(spans), complaint.text)
+    return Exported(broken.spans + count, complaint.text)
 
 
-def _exporter(collector: Collector, encoder: SpanEncoder) -> _Exporter:
-    """The exporter of a protocol, which reads everything but the endpoint from its variables, with our encoder."""
+def _tree(trace: RequestTrace) -> SpanTree:
+    return SpanTree(trace.context, trace.parent, trace.wall_offset, request_span(trace))
+
+
+def _exporter(collector: Collector, batch: SpanBatch) -> SpanExporter:
+    """The exporter of a protocol, which reads everything but the endpoint from its variables, with our encoder.
+
+    It is given the spans of the batch in the place of the SDK's, and sends its request.
+    """
     if collector.protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc import trace_exporter as exporters  # noqa: PLC0415 the other is not used
     else:
         from opentelemetry.exporter.otlp.proto.http import trace_exporter as exporters  # type: ignore[no-redef]  # noqa: PLC0415
     if not hasattr(exporters, _ENCODER):
         raise TypeError("this version of OpenTelemetry's exporter cannot be given an encoder")
-    setattr(exporters, _ENCODER, encoder.request)  # there is no other way in
+    setattr(exporters, _ENCODER, lambda _: batch.request)  # there is no other way in
     return exporters.OTLPSpanExporter(endpoint=collector.endpoint)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from quire.tracing.requests import RequestTrace, SequenceTrace
+from quire.engine.client.timeline import RequestTimes
+from quire.tracing.requests import RequestTrace, SequenceTrace, Totals
 from quire.tracing.span import Attributes, Span
 
 PROVIDER = "quire"
@@ -13,29 +14,29 @@ def request_span(trace: RequestTrace) -> Span:
     """The span of a request, and those of its parts.
 
     A request with one sequence has the phases of that sequence: queue, prefill and decode. One with several has a span
-    for each of them, up to a number, and phases in these.
+    for each of them, up to a number, and phases in these. Their number is `RequestTrace.count`.
     """
+    totals = trace.totals()
     span = Span(
         _name(trace),
         trace.began,
         trace.ended,
-        _attributes(trace),
+        _attributes(trace, totals),
         kind=trace.kind,
         link=trace.link,
-        failed=_has_failed(trace),
+        failed=_has_failed(trace, totals),
     )
-    times = trace.totals.times
+    times = totals.times
     queued = times.queued or trace.ended
     before = [Span(note.name, note.began, note.ended) for note in trace.notes.activities if note.began < queued]
     if trace.kind == "server" and (times.queued or before):
         span.children.append(Span("preprocess", trace.began, queued, {}, before))
-    sequences = list(trace.sequences)
-    if trace.totals.sequences == 1 and not trace.totals.search_steps:
-        span.children += _phases(sequences[0])
+    if trace.has_one_sequence:
+        span.children += _phases(trace.sequences[0])
     else:
-        span.children += [_sequence(sequence) for sequence in sequences]
-    if steps := trace.totals.search_steps:
-        tokens = trace.totals.output_tokens
+        span.children += [_sequence(sequence) for sequence in trace.sequences]
+    if steps := totals.search_steps:
+        tokens = totals.output_tokens
         search: Attributes = {"quire.beam_search.steps": steps, "gen_ai.usage.output_tokens": tokens}
         span.children.append(Span("beam_search", times.queued, times.last_token or times.sent, search))
     span.children += [
@@ -47,25 +48,29 @@ def request_span(trace: RequestTrace) -> Span:
     return span
 
 
-def _has_failed(trace: RequestTrace) -> bool:
+def _has_failed(trace: RequestTrace, totals: Totals) -> bool:
     """Whether the span of a request has the status ERROR: the server failed, not the client."""
     if trace.status is not None and _CLIENT_ERROR <= trace.status < _SERVER_ERROR:
         return False
-    return trace.failed or bool(trace.notes.error or trace.totals.error) or (trace.status or 0) >= _SERVER_ERROR
+    return trace.failed or bool(trace.notes.error or totals.error) or (trace.status or 0) >= _SERVER_ERROR
 
 
 def _name(trace: RequestTrace) -> str:
     model = trace.notes.model or trace.model
     if operation := trace.notes.operation:
         return f"{operation} {model}" if model else operation
-    return trace.name
+    if trace.head is None:
+        return ""
+    return f"{trace.head.method} {trace.route}" if trace.route else trace.head.method
 
 
-def _attributes(trace: RequestTrace) -> Attributes:
-    attributes = dict(trace.attributes)
+def _attributes(trace: RequestTrace, totals: Totals) -> Attributes:
+    attributes = {} if trace.head is None else trace.head.attributes()
+    if trace.route:
+        attributes["http.route"] = trace.route
     if trace.status is not None:
         attributes["http.response.status_code"] = trace.status
-    if error := _error_type(trace):
+    if error := _error_type(trace, totals):
         attributes["error.type"] = error
     if not trace.notes.operation:
         return attributes
@@ -75,20 +80,23 @@ def _attributes(trace: RequestTrace) -> Attributes:
     if trace.notes.answer_id:
         attributes["gen_ai.response.id"] = trace.notes.answer_id
     if trace.model:
-        attributes |= {"gen_ai.response.model": trace.model, **trace.params, **_usage(trace), **_latencies(trace)}
+        attributes["gen_ai.response.model"] = trace.model
+        if trace.params is not None:
+            attributes |= trace.params.attributes()
+        attributes |= _usage(trace, totals)
+        attributes |= _latencies(trace, totals.times)
     return attributes
 
 
-def _error_type(trace: RequestTrace) -> str:
+def _error_type(trace: RequestTrace, totals: Totals) -> str:
     """The low-cardinality name of what went wrong; empty if nothing did."""
     if trace.status is not None and trace.status >= _CLIENT_ERROR:
         return trace.error or str(trace.status)
-    return trace.notes.error or trace.totals.error or trace.error
+    return trace.notes.error or totals.error or trace.error
 
 
-def _usage(trace: RequestTrace) -> Attributes:
+def _usage(trace: RequestTrace, totals: Totals) -> Attributes:
     """Token counts, by today's names and by those that vLLM and SGLang have."""
-    totals = trace.totals
     attributes: Attributes = {
         "gen_ai.response.finish_reasons": tuple(totals.finish_reasons),
         "gen_ai.usage.input_tokens": totals.input_tokens,
@@ -100,14 +108,13 @@ def _usage(trace: RequestTrace) -> Attributes:
     }
     if trace.notes.reasoning_tokens:
         attributes["gen_ai.usage.reasoning.output_tokens"] = trace.notes.reasoning_tokens
-    if (without := totals.sequences - len(trace.first) - len(trace.last)) > 0:
+    if (without := totals.sequences - len(trace.sequences)) > 0:
         attributes["quire.sequences_without_spans"] = without
     return attributes
 
 
-def _latencies(trace: RequestTrace) -> Attributes:
+def _latencies(trace: RequestTrace, times: RequestTimes) -> Attributes:
     """Seconds by the names that vLLM and SGLang have, of all sequences together."""
-    times = trace.totals.times
     attributes: Attributes = {"gen_ai.latency.e2e": trace.ended - trace.began}
     if times.scheduled:
         attributes["gen_ai.latency.time_in_queue"] = max(0.0, times.scheduled - times.queued)

@@ -13,7 +13,7 @@ Attributes = dict[str, AttributeValue]
 SpanKind = Literal["server", "internal"]
 
 
-class Span(msgspec.Struct):
+class Span(msgspec.Struct, array_like=True):
     """A part of a trace. Times are monotonic seconds.
 
     Attributes:
@@ -36,7 +36,7 @@ class Span(msgspec.Struct):
         return 1 + sum([child.count for child in self.children])
 
 
-class SpanTree(msgspec.Struct, frozen=True):
+class SpanTree(msgspec.Struct, frozen=True, array_like=True, tag="tree"):
     """A span that has ended, with all of its parts.
 
     Attributes:
@@ -50,9 +50,22 @@ class SpanTree(msgspec.Struct, frozen=True):
     wall_offset: int
     span: Span
 
+    @property
+    def count(self) -> int:
+        """The number of spans."""
+        return self.span.count
+
+
+class SpanSource(Protocol):
+    """A message of which spans are made where they are exported."""
+
+    @property
+    def count(self) -> int:
+        """The number of spans."""
+
 
 class SpanQueue(Protocol):
     """Takes spans that have ended."""
 
-    def put(self, tree: SpanTree) -> None:
+    def put(self, source: SpanSource) -> None:
         """Export the spans, or drop them. Does not wait."""

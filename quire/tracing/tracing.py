@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
 
+import msgspec
 from typing_extensions import override
 
 from quire.engine.client.origin import RequestNotes, current_origin, set_current_origin
 from quire.engine.client.records import Observer, RequestRecord
 from quire.engine.client.trace_context import TraceContext
-from quire.tracing.request_span import request_span
-from quire.tracing.requests import RequestTrace
-from quire.tracing.span import Attributes, SpanQueue, SpanTree
+from quire.tracing.requests import RequestHead, RequestTrace
+from quire.tracing.span import Attributes, SpanQueue
 
 TRANSCRIPTION = "transcription"
 
@@ -23,8 +23,13 @@ TRANSCRIPTION = "transcription"
 class Sampler(Protocol):
     """Decides which requests are traced, and makes ids."""
 
-    def begin(self, parent: TraceContext | None, attributes: Attributes) -> TraceContext:
-        """A new span, and whether it is sampled. `parent`: the span of the client; None if there is none."""
+    def begin(self, parent: TraceContext | None, attributes: Callable[[], Attributes]) -> TraceContext:
+        """A new span, and whether it is sampled.
+
+        Args:
+            parent: the span of the client; None if there is none.
+            attributes: makes those that are known of the span.
+        """
 
     def child(self, parent: TraceContext) -> TraceContext:
         """A new span in the trace of another one, which is sampled."""
@@ -46,7 +51,7 @@ class Tracing:
     def begin(
         self,
         began: float,
-        attributes: Attributes,
+        attributes: Callable[[], Attributes],
         *,
         parent: TraceContext | None = None,
         notes: RequestNotes,
@@ -55,12 +60,12 @@ class Tracing:
 
         Args:
             began: monotonic seconds.
-            attributes: what is known of it; a sampler may read them.
+            attributes: makes those that are known of it, if a sampler reads them.
             parent: the span of the client.
             notes: what will be learnt about it.
         """
         context = self._sampler.begin(parent, attributes)
-        trace = RequestTrace(context=context, parent=parent, began=began, attributes=attributes, notes=notes)
+        trace = RequestTrace(context=context, parent=parent, began=began, notes=notes)
         if context.sampled:
             self._open[context.span_id] = trace
         return trace
@@ -69,7 +74,7 @@ class Tracing:
         """Export a trace, if it is sampled: its request has ended now."""
         if self._open.pop(trace.context.span_id, None) is not None:
             trace.end(time.monotonic())
-            self._export(trace)
+            self._queue.put(trace)
 
     def observer(self, model: str) -> Observer:
         """An observer of the engine of a model."""
@@ -80,11 +85,12 @@ class Tracing:
         """A context in which an utterance of the current task's session is transcribed: a trace of its own."""
         session = current_origin()
         began = time.monotonic()
-        trace = self.begin(began, {"gen_ai.request.id": session.request_id}, notes=RequestNotes(TRANSCRIPTION))
-        trace.link = session.trace
+        head = RequestHead(request_id=session.request_id)
+        trace = self.begin(began, head.attributes, notes=RequestNotes(TRANSCRIPTION))
+        trace.head, trace.link = head, session.trace
         if session.trace is not None and not session.trace.sampled:
             self._open.pop(trace.context.span_id, None)
-            trace.context = replace(trace.context, sampled=False)
+            trace.context = msgspec.structs.replace(trace.context, sampled=False)
         set_current_origin(replace(session, arrived=began, trace=trace.context, notes=trace.notes))
         try:
             yield
@@ -112,10 +118,7 @@ class Tracing:
         )
         late.add(record, model)
         late.end(record.times.sent)
-        self._export(late)
-
-    def _export(self, trace: RequestTrace) -> None:
-        self._queue.put(SpanTree(trace.context, trace.parent, trace.wall_offset, request_span(trace)))
+        self._queue.put(late)
 
 
 class _ModelObserver(Observer):

@@ -11,7 +11,7 @@ import pytest
 
 from quire.app.server_timing import server_timing
 from quire.engine.client.origin import Origin
-from quire.engine.client.records import RequestTimes
+from quire.engine.client.timeline import RequestTimes
 from tests.support.fake_core import INFO, FakeCore
 from tests.support.pooling import pooling_info
 from tests.support.server import running_server

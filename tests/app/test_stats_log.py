@@ -10,7 +10,7 @@ import pytest
 from quire.app.stats_log import StatsLog
 from quire.engine.client.origin import Origin
 from quire.engine.client.protocol import StepStats
-from quire.engine.client.records import RequestTimes
+from quire.engine.client.timeline import RequestTimes
 from tests.support.fake_core import FakeCore, running_client
 
 

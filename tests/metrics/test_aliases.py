@@ -13,7 +13,8 @@ from quire.config.command import ConfigError
 from quire.config.commands import Serve
 from quire.config.options import MetricsOptions
 from quire.metrics.aliases import Deprecated
-from quire.metrics.prometheus import Metrics, ModelMetrics
+from quire.metrics.model_metrics import ModelMetrics
+from quire.metrics.prometheus import Metrics
 from tests.support.scrapes import scrape, values
 from tests.support.server import running_server
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from quire.config.options import EngineOptions, MetricsOptions
 from quire.engine.client.model_info import Generates
 from quire.engine.client.protocol import StepStats
-from quire.metrics.prometheus import Metrics, ModelMetrics
+from quire.metrics.model_metrics import ModelMetrics
+from quire.metrics.prometheus import Metrics
 from tests.support.fake_core import INFO
 
 POLICY = """Names, types or labels of metrics have changed, which dashboards and autoscalers rely on.
@@ -28,8 +29,8 @@ def exported() -> set[str]:
     model.on_step(StepStats())
     model.on_sleep_operation_end("sleep", 1.0)
     metrics.rate_limited.labels("key", "requests").inc()
-    metrics.http_requests.labels("GET", "/", "2xx").inc()
-    metrics.http_seconds.labels("GET", "/").observe(1.0)
+    metrics.http.requests.labels("GET", "/", "2xx").inc()
+    metrics.http.seconds.labels("GET", "/").observe(1.0)
     lines = set[str]()
     for metric in metrics.collect():
         labels = {label for sample in metric.samples for label in sample.labels} - {"le"}

@@ -27,10 +27,12 @@ from quire.config.command import ConfigError
 from quire.config.commands import Serve
 from quire.engine.client.origin import Origin, RequestNotes
 from quire.engine.client.protocol import FinishReason, StepStats
-from quire.engine.client.records import RequestRecord, RequestTimes
+from quire.engine.client.records import RequestRecord
+from quire.engine.client.timeline import RequestTimes
 from quire.metrics.gen_ai import GenAiMetrics
+from quire.metrics.model_metrics import ModelMetrics
 from quire.metrics.otlp import OtlpExport
-from quire.metrics.prometheus import Metrics, ModelMetrics
+from quire.metrics.prometheus import Metrics
 from quire.otlp.settings import Collector as Target
 from quire.otlp.settings import MetricSettings, OtlpSettingsError, Protocol
 from tests.support.server import listening, until

@@ -9,10 +9,14 @@ import pytest
 
 from quire.config.options import EngineOptions
 from quire.engine.client.errors import TenantOverloaded
+from quire.engine.client.origin import Origin
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import BlockLife, StepStats
+from quire.engine.client.records import RequestRecord
 from quire.engine.client.stream import PoolRequest
-from quire.metrics.prometheus import Metrics, ModelMetrics
+from quire.engine.client.timeline import RequestTimes
+from quire.metrics.model_metrics import ModelMetrics
+from quire.metrics.prometheus import Metrics
 from tests.support.fake_core import INFO, FakeCore, prompt_of, says, says_in_turn
 from tests.support.scrapes import values, values_of
 from tests.support.server import running_server, until
@@ -201,6 +205,40 @@ def test_accepted_drafts_are_counted_by_position() -> None:
     for accepted in ([2, 1], [1], []):
         model.on_step(StepStats(accepted_per_position=accepted))
     assert [values(metrics.collect())[name.format(position)] for position in range(3)] == [3, 1, 0]
+
+
+def test_events_are_counted_whether_many_of_them_have_come_or_few() -> None:
+    metrics = Metrics(max_model_len=1, vllm_names=False)
+    model = ModelMetrics(metrics, "fake", 0)
+    labels = '{engine="0",model_name="fake"}'
+    times = RequestTimes(queued=1.0, scheduled=1.5, first_token=2.0, last_token=3.0, sent=4.0)
+    record = RequestRecord(
+        request_id="one",
+        origin=Origin(),
+        kind="generate",
+        times=times,
+        finish_reason="stop",
+        prompt_tokens=7,
+        cached_tokens=2,
+        output_tokens=3,
+    )
+    for number in range(1, 101):
+        model.on_tokens(Origin(), times, 3.5, 2)
+        model.on_step(StepStats(running=number, step_tokens=2, step_seconds=0.5))
+        model.on_finish(record)
+        if number in (1, 99, 100):
+            samples = values(metrics.collect())
+            expected = {
+                "num_requests_running": number,
+                "generation_tokens_total": 2 * number,
+                "inter_token_latency_seconds_sum": 0.5 * number,
+                "step_duration_seconds_sum": 0.5 * number,
+                "prompt_tokens_total": 7 * number,
+                "e2e_request_latency_seconds_count": number,
+                "e2e_request_latency_seconds_sum": 3 * number,
+                "request_time_per_output_token_seconds_sum": 0.5 * number,
+            }
+            assert {name: samples[f"quire:{name}{labels}"] for name in expected} == expected
 
 
 @pytest.mark.parametrize("kv_cache_metrics", [True, False])

@@ -32,7 +32,8 @@ from quire.config.commands import Serve
 from quire.config.options import LogOptions
 from quire.config.types import urls_by_label
 from quire.engine.client.launch import CoreEntry, CoreHandle
-from quire.metrics.prometheus import Metrics, ModelMetrics
+from quire.metrics.model_metrics import ModelMetrics
+from quire.metrics.prometheus import Metrics
 from quire.multimodal.documents import DocumentReader
 from quire.multimodal.memory import MediaMemory
 from quire.multimodal.sources import MediaSources

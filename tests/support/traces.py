@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing_extensions import override
 
-from quire.tracing.span import Span, SpanQueue, SpanTree
+from quire.tracing.span import Span, SpanQueue, SpanSource, SpanTree
 
 
 class Trees(SpanQueue):
@@ -14,8 +14,9 @@ class Trees(SpanQueue):
         self.trees: list[SpanTree] = []
 
     @override
-    def put(self, tree: SpanTree) -> None:
-        self.trees.append(tree)
+    def put(self, source: SpanSource) -> None:
+        assert isinstance(source, SpanTree)
+        self.trees.append(source)
 
     @property
     def spans(self) -> list[Span]:

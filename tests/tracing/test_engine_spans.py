@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ class Ids(Sampler):
         self._last = 0
 
     @override
-    def begin(self, parent: TraceContext | None, attributes: Attributes) -> TraceContext:
+    def begin(self, parent: TraceContext | None, attributes: Callable[[], Attributes]) -> TraceContext:
         raise AssertionError("the engine begins no trace")
 
     @override

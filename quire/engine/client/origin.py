@@ -8,14 +8,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+import msgspec
+
 from quire.engine.client.timeline import Timeline
 from quire.engine.client.trace_context import TraceContext
 
 _MOST_ACTIVITIES = 32  # of a request that are noted
 
 
-@dataclass(frozen=True, slots=True)
-class Activity:
+class Activity(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Something that is done for a request, from one monotonic time to another, such as fetching its media."""
 
     name: str
@@ -23,8 +24,7 @@ class Activity:
     ended: float
 
 
-@dataclass(slots=True)
-class RequestNotes:
+class RequestNotes(msgspec.Struct, array_like=True, gc=False):
     """What the front end learns about a request while it answers it, for those who watch: traces and metrics.
 
     Attributes:
@@ -42,7 +42,7 @@ class RequestNotes:
     answer_id: str = ""
     reasoning_tokens: int = 0
     error: str = ""
-    activities: list[Activity] = field(default_factory=list)
+    activities: list[Activity] = []
 
     def add(self, name: str, began: float) -> None:
         """Note an activity that ends now."""
@@ -50,9 +50,9 @@ class RequestNotes:
             self.activities.append(Activity(name, began, time.monotonic()))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Origin:
-    """Where requests to the engine come from.
+    """Where requests to the engine come from. Nothing in it changes but its trace, which it gets when it is begun.
 
     Attributes:
         request_id: id of the HTTP request, which its response has as well; empty outside of requests.

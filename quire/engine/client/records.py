@@ -14,33 +14,12 @@ from typing_extensions import override
 from quire.engine.client.origin import Origin, current_origin
 from quire.engine.client.protocol import FinishReason, MemoryTag, SleepLevel, StepStats
 from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.client.timeline import RequestTimes
 
 logger = logging.getLogger(__name__)
 Rejection = Literal["max_num_queued_reqs", "max_client_share"]  # limits; the first is vLLM's name of ours
 SleepOperation = Literal["sleep", "wake"]
 ToolRequest = Literal["chat_completions", "responses", "other"]  # the API of a request with tools
-
-
-@dataclass(slots=True)
-class RequestTimes:
-    """Monotonic seconds at which a request has passed a border; 0 for one that it has not reached.
-
-    Attributes:
-        arrived: the head of the HTTP request was read; see `Origin`.
-        rendered: its prompt was complete.
-        queued: it was sent to the engine.
-        scheduled: it was in a step for the first time.
-        first_token, last_token: a step has brought tokens.
-        sent: its reader has taken all output, and a stream has sent it; or the request was given up.
-    """
-
-    arrived: float = 0.0
-    rendered: float = 0.0
-    queued: float = 0.0
-    scheduled: float = 0.0
-    first_token: float = 0.0
-    last_token: float = 0.0
-    sent: float = 0.0
 
 
 @dataclass(slots=True)

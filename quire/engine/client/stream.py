@@ -28,8 +28,9 @@ from quire.engine.client.protocol import (
     TokenLogprobs,
     TokensOutput,
 )
-from quire.engine.client.records import RequestRecord, RequestTimes, SequenceGroup
+from quire.engine.client.records import RequestRecord, SequenceGroup
 from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.client.timeline import RequestTimes
 
 
 class EngineRequest(RequestFields, frozen=True, kw_only=True):

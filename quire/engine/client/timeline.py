@@ -1,21 +1,33 @@
-"""Timeline: where the time of one HTTP request went, over all of its sequences."""
+"""Timeline: where the time of one HTTP request went, over all of its sequences, and the times of each of these."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Protocol
+
+import msgspec
 
 
-class SequenceTimes(Protocol):
-    """When a sequence has passed the borders of the engine; see `RequestTimes`."""
+class RequestTimes(msgspec.Struct, array_like=True, gc=False):
+    """Monotonic seconds at which a request has passed a border; 0 for one that it has not reached.
 
-    queued: float
-    scheduled: float
-    first_token: float
-    last_token: float
-    sent: float
+    Attributes:
+        arrived: the head of the HTTP request was read; see `Origin`.
+        rendered: its prompt was complete.
+        queued: it was sent to the engine.
+        scheduled: it was in a step for the first time.
+        first_token, last_token: a step has brought tokens.
+        sent: its reader has taken all output, and a stream has sent it; or the request was given up.
+    """
+
+    arrived: float = 0.0
+    rendered: float = 0.0
+    queued: float = 0.0
+    scheduled: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+    sent: float = 0.0
 
 
 @dataclass(slots=True)
@@ -65,7 +77,7 @@ class Timeline:
     cached_tokens: int = 0
     output_tokens: int = 0
 
-    def add_times(self, times: SequenceTimes) -> None:
+    def add_times(self, times: RequestTimes) -> None:
         """Add the times of a sequence that has ended."""
         self.queued = _earliest(self.queued, times.queued)
         self.scheduled = _earliest(self.scheduled, times.scheduled)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Self
+
+import msgspec
 
 _PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _MOST_STATE = 512  # characters of tracestate that have to be passed on; a longer one is dropped
 _SAMPLED = 1
 
 
-@dataclass(frozen=True, slots=True)
-class TraceContext:
+class TraceContext(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A span, as others refer to it.
 
     Attributes:

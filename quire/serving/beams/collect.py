@@ -13,9 +13,10 @@ from msgspec import structs
 from quire.engine.client.detokenizer import Detokenizer
 from quire.engine.client.engine import Engine
 from quire.engine.client.errors import RequestFailed
-from quire.engine.client.records import RequestTimes, SequenceGroup
+from quire.engine.client.records import SequenceGroup
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.client.stream import Delta, GenerateRequest
+from quire.engine.client.timeline import RequestTimes
 from quire.rendering.tokenizer import Tokenizer
 from quire.serving.beams.options import BeamOptions
 from quire.serving.beams.search import Beam, BeamSearch

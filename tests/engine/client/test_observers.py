@@ -7,9 +7,10 @@ from typing_extensions import override
 
 from quire.engine.client.origin import Origin
 from quire.engine.client.protocol import StepStats
-from quire.engine.client.records import Observer, RequestRecord, RequestTimes
+from quire.engine.client.records import Observer, RequestRecord
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.client.stream import GenerateRequest
+from quire.engine.client.timeline import RequestTimes
 from quire.engine.client.trace_context import TraceContext
 from tests.support.fake_core import FakeCore, prompt_of, running_client
 from tests.support.observers import Records
