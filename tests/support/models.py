@@ -57,6 +57,10 @@ _QWEN_MOE = {
     "norm_topk_prob": True,
     "mlp_only_layers": [1],
 }
+_QWEN2_MOE = {
+    **{name: value for name, value in _QWEN_MOE.items() if name not in ("head_dim", "norm_topk_prob")},
+    "shared_expert_intermediate_size": 80,
+}
 _GRANITE = {
     "embedding_multiplier": 12.0,
     "logits_scaling": 0.5,
@@ -100,6 +104,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("granite", _GRANITE),
     "smollm3": ("smollm3", {}),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24}),
+    "qwen2_moe": ("qwen2_moe", _QWEN2_MOE),
     "qwen3_moe": ("qwen3_moe", _QWEN_MOE),
     "gpt_oss": (
         "gpt_oss",

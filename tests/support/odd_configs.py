@@ -167,6 +167,15 @@ def _qwen3_moe(draw: Draw, config: Config) -> Config:
     }
 
 
+def _qwen2_moe(draw: Draw, config: Config) -> Config:
+    return {
+        **_qwen3_moe(draw, config),
+        **_layer_types(draw, config),
+        "qkv_bias": draw(st.booleans()),
+        "shared_expert_intermediate_size": _one_of(draw, 24, 40),
+    }
+
+
 def _phi3(draw: Draw, config: Config) -> Config:
     kind = _one_of(draw, "default", "longrope")
     partial = _one_of(draw, 0.5, 1.0, *((0.25, 0.8) if kind == "default" else ()))
@@ -342,6 +351,7 @@ FAMILIES: dict[str, Callable[[Draw, Config], Config]] = {
     "phi3": _phi3,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    "qwen2_moe": _qwen2_moe,
     "qwen3_moe": _qwen3_moe,
     "smollm3": _smollm3,
     "stablelm": _stablelm,

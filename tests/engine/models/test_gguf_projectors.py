@@ -109,11 +109,6 @@ def changed(seeing: Path, target: Path, metadata: dict[str, Any], without: str =
 
 
 REFUSED: dict[str, tuple[dict[str, Any], type[ModelError], str]] = {
-    "of a type that is not supported": (
-        {"clip.projector_type": "ldp"},
-        UnsupportedModel,
-        r"projector of the type 'ldp', which is not supported; supported are gemma3, .*qwen3vl_merger.*another folder",
-    ),
     "of other models": (
         {"clip.projector_type": "gemma3"},
         UnsupportedModel,
@@ -152,6 +147,20 @@ def test_towers_that_cannot_be_used_are_refused(seeing: Path, tmp_path: Path, ca
     assert str(caught.value).startswith(PROJECTOR)
 
 
+@pytest.mark.parametrize("key", ["projector_type", "vision.projector_type", "audio.projector_type"])
+def test_towers_of_other_types_are_not_used(
+    seeing: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, key: str
+) -> None:
+    """The model reads text, and each start says why."""
+    file = changed(seeing, tmp_path, {"clip.projector_type": None, f"clip.{key}": "ldp"})
+    for _ in range(2):
+        caplog.clear()
+        assert read_model_config(model_folder(file)).facts.pictures is None
+        (message,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+        assert message.startswith(f"{MODEL} reads no pictures: {PROJECTOR}, which lies beside it, has a projector of ")
+        assert "the type 'ldp', which is not supported; supported are gemma3, " in message
+
+
 def test_a_tensor_that_is_missing_is_named(seeing: Path, tmp_path: Path) -> None:
     folder = model_folder(changed(seeing, tmp_path, {}, without="v.blk.1.ffn_up.bias"))
     with pytest.raises(ModelError, match=r"missing.*vision_model\.encoder\.layers\.1\.mlp\.fc1\.bias"):
@@ -183,7 +192,7 @@ def test_the_exactest_of_several_files_is_used(seeing: Path, tmp_path: Path) -> 
 
 
 def test_files_of_other_models_are_ignored_where_there_are_several(seeing: Path, tmp_path: Path) -> None:
-    file = changed(seeing, tmp_path, {"clip.projector_type": "ldp"})
+    file = changed(seeing, tmp_path, {"clip.projector_type": "gemma3"})
     (tmp_path / "other.gguf").symlink_to(seeing / MODEL)
     assert read_model_config(model_folder(file)).facts.pictures is None
 

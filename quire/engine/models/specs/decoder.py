@@ -261,6 +261,7 @@ class MoE(SpecPart):
 
     Attributes:
         experts: number of all experts, which the router selects from.
+        shared_gate: the shared expert's result is multiplied with the sigmoid of a logit of the token.
         first_expert: index of the first expert that this rank has.
         num_local_experts: number of experts that this rank has; None: all.
     """
@@ -273,6 +274,7 @@ class MoE(SpecPart):
     router: SoftmaxRouter | GroupedSigmoidRouter
     expert: GatedExperts | ClampedSwigluExperts = GatedExperts()
     shared: int = 0
+    shared_gate: bool = False
     first_expert: int = 0
     num_local_experts: int | None = None
 

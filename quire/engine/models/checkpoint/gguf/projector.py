@@ -33,7 +33,7 @@ class Projector:
 
     Attributes:
         path: of its file.
-        facts: those of its file.
+        facts: those of its file, whose kind is one of `KINDS`.
         text: those of the file with the language model.
     """
 
@@ -44,21 +44,15 @@ class Projector:
     @property
     def kind(self) -> str:
         """What llama.cpp calls the kind of its projector."""
-        kind = kind_of(self.facts)
-        if kind not in _KINDS:
-            raise UnsupportedModel(
-                f"{self.facts.file} has a projector of the type {kind!r}, which is not supported; supported are "
-                f"{', '.join(sorted(_KINDS))}. Move the file to another folder to serve the model without it"
-            )
-        return kind
+        return kind_of(self.facts)
 
     def check_fits(self) -> None:
         """Check that it belongs to the language model.
 
         Raises:
-            UnsupportedModel: it does not, or its kind is not supported.
+            UnsupportedModel: it does not.
         """
-        accepted, text = _KINDS[self.kind].architectures, self.text
+        accepted, text = KINDS[self.kind].architectures, self.text
         if text.architecture not in accepted:
             raise UnsupportedModel(
                 f"{self.facts.file} has a projector of the type {self.kind!r} for models of the architecture "
@@ -79,13 +73,13 @@ class Projector:
         """
         inner = {name: value for name, value in text.items() if name != "architectures"}
         special = {name: value for name, value in text.items() if name.endswith("_token_id")}
-        config = _KINDS[self.kind].config(self, inner)
+        config = KINDS[self.kind].config(self, inner)
         return {**special, "tie_word_embeddings": text["tie_word_embeddings"], "text_config": inner, **config}
 
     def preprocessor(self) -> Config:
         """The config of the image processor; raises as `config` does."""
         numbers = {name: self._colors(name) for name in ("image_mean", "image_std")}
-        return {**numbers, **_KINDS[self.kind].preprocessor(self)}
+        return {**numbers, **KINDS[self.kind].preprocessor(self)}
 
     def token(self, *texts: str) -> int:
         """The id of the first of some tokens that the vocabulary has."""
@@ -128,8 +122,9 @@ class Projector:
 
 
 def kind_of(facts: GgufFacts) -> str:
-    """What llama.cpp calls the kind of a file's projector."""
-    return facts.optional_text(".projector_type") or facts.text(".vision.projector_type")
+    """What llama.cpp calls the kind of a file's projector; of one that hears only, that of sounds."""
+    kinds = (facts.optional_text(key) for key in (".projector_type", ".vision.projector_type", ".audio.projector_type"))
+    return next(filter(None, kinds), None) or facts.text(".vision.projector_type")
 
 
 def _encoder(projector: Projector) -> Config:
@@ -335,7 +330,7 @@ class _Kind:
     preprocessor: Callable[[Projector], Config]
 
 
-_KINDS: Mapping[str, _Kind] = {
+KINDS: Mapping[str, _Kind] = {
     "gemma3": _Kind(("gemma3",), _gemma3, _gemma3_preprocessor),
     "idefics3": _Kind(("llama",), _idefics3, _idefics3_preprocessor),
     "internvl": _Kind(("llama", "qwen2", "qwen3"), _internvl, _internvl_preprocessor),
