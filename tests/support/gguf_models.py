@@ -26,6 +26,7 @@ ARCHITECTURES = {
     "bert": "bert",
     "cohere": "command-r",
     "cohere2": "cohere2",
+    "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
     "falcon": "falcon",
     "gemma": "gemma",
@@ -42,6 +43,7 @@ ARCHITECTURES = {
     "qwen2": "qwen2",
     "qwen2_5_vl_text": "qwen2vl",
     "qwen2_vl_text": "qwen2vl",
+    "qwen2_moe": "qwen2moe",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
     "qwen3_vl_moe_text": "qwen3vlmoe",
@@ -61,6 +63,7 @@ _NEVER_QUANTIZED = (
     "position_embeddings",
     "token_type",
     ".gate.weight",
+    "shared_expert_gate",
     "router",
     "sinks",
     "kv_b_proj",
@@ -186,6 +189,8 @@ def _converted(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str
             arrays |= _latents(match["before"], weight, config)
         elif kind in _PAIRS and (".q_proj." in name or ".k_proj." in name):
             arrays[name] = _in_pairs(weight, heads if ".q_proj." in name else kv_heads)
+        elif "shared_expert_gate" in name:
+            arrays[name] = weight[0]
         elif kind == "falcon" and "query_key_value" in name:
             arrays[name] = _parts(weight, config)
         elif kind.startswith("gemma") and name.endswith("norm.weight"):
@@ -304,9 +309,10 @@ def _metadata(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str,
         ".expert_used_count": get("num_experts_per_tok"),
         ".expert_feed_forward_length": get("moe_intermediate_size")
         or (get("intermediate_size") if kind == "gpt_oss" else None),
+        ".expert_shared_feed_forward_length": get("shared_expert_intermediate_size"),
         ".use_parallel_residual": get("use_parallel_residual"),
         **_scaling(rope, config),
-        **(_deepseek(config, rope) if kind == "deepseek_v3" else {}),
+        **(_deepseek(config, rope) if kind.startswith("deepseek") else {}),
     }
     return {key: float(value) if key.endswith("_scale") and value else value for key, value in values.items()}
 
@@ -348,7 +354,7 @@ def _deepseek(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
         ".expert_shared_count": config["n_shared_experts"],
         ".expert_weights_scale": config["routed_scaling_factor"],
         ".expert_weights_norm": config["norm_topk_prob"],
-        ".expert_gating_func": 2,
+        ".expert_gating_func": 1 if config["model_type"] == "deepseek_v2" else 2,
         ".expert_group_count": config["n_group"],
         ".expert_group_used_count": config["topk_group"],
     }

@@ -110,6 +110,14 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         "gpt_oss",
         {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24},
     ),
+    "deepseek_v2": (
+        "deepseek_v2",
+        {
+            **{name: value for name, value in _MLA.items() if name != "norm_topk_prob"},
+            "topk_method": "group_limited_greedy",
+            "rope_parameters": {**_YARN, "mscale": 0.7, "mscale_all_dim": 0.7},
+        },
+    ),
     "deepseek_v3": ("deepseek_v3", _MLA),
     "deepseek_v3-wide": ("deepseek_v3", {**_MLA, "kv_lora_rank": 32, "qk_rope_head_dim": 32}),
     "deepseek_v3-yarn": (

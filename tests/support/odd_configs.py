@@ -244,6 +244,14 @@ def _gpt_oss(draw: Draw, config: Config) -> Config:
     }
 
 
+def _deepseek_v2(draw: Draw, config: Config) -> Config:
+    fields = _deepseek_v3(draw, config)
+    return {
+        **{name: value for name, value in fields.items() if name not in ("head_dim", "norm_topk_prob")},
+        "topk_method": _one_of(draw, "greedy", "group_limited_greedy"),
+    }
+
+
 def _deepseek_v3(draw: Draw, config: Config) -> Config:
     groups = _one_of(draw, 1, 2, 4)
     size = _one_of(draw, 2, 3)
@@ -337,6 +345,7 @@ BIDIRECTIONAL = ("gemma2", "gemma3_text", "mistral", "mixtral", "qwen2", "qwen3"
 # Model type -> what its config has besides the common keys, and those of them that it does not ignore.
 FAMILIES: dict[str, Callable[[Draw, Config], Config]] = {
     "cohere": _cohere,
+    "deepseek_v2": _deepseek_v2,
     "deepseek_v3": _deepseek_v3,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,

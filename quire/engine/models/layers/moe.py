@@ -191,7 +191,10 @@ class MoELayer(nn.Module):
         logits = self.router.logits(x)
         router, top_k = self.spec.router, self.spec.top_k
         if isinstance(router, SoftmaxRouter):
-            return softmax_top_k(logits, top_k, renormalize=router.renormalize)
+            chosen, weights = softmax_top_k(
+                logits, top_k, renormalize=router.renormalize, groups=router.groups, top_groups=router.top_groups
+            )
+            return chosen, weights if router.scale == 1.0 else weights * router.scale
         assert self.score_bias is not None
         return grouped_sigmoid(
             logits,

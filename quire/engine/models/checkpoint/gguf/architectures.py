@@ -13,12 +13,14 @@ from quire.engine.models.errors import BrokenFolder, UnknownArchitecture, Unsupp
 
 Config = dict[str, Any]
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+EXPERTS, SHARED = "blk.0.ffn_up_exps.weight", "blk.0.ffn_up_shexp.weight"
 DENSE, LABELS = "cls.weight", "cls.output.weight"  # of heads for labels
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _THETA = 10000.0  # where a file has no base
 _SLIDING, _FULL = "sliding_attention", "full_attention"
-_SIGMOID = 2  # value of expert_gating_func
-_DEEPSEEK_V3_EXPERTS, _DEEPSEEK_V3_GROUPS = 256, (8, 4)  # of files that are older than the keys of groups
+_SOFTMAX, _SIGMOID = 1, 2  # values of expert_gating_func
+# Groups of experts, and those that a token selects, by the number of experts: of files that are older than their keys.
+_DEEPSEEK_V2_GROUPS, _DEEPSEEK_V3_GROUPS = {160: (8, 3)}, {256: (8, 4)}
 _GEMMA_27B = {"gemma2": 46, "gemma3": 62}  # layers of the models whose scores are scaled by the width of all heads
 _STARCODER2_WINDOW = 4096  # of all models that were published; files do not have it
 _POOLING = {1: "mean", 2: "cls", 3: "lasttoken"}
@@ -225,6 +227,16 @@ def _llama(facts: GgufFacts) -> Config:
     return _rms_decoder(facts, "llama", "Llama", head_dim=dim, **_biases(facts))
 
 
+def _mistral3(facts: GgufFacts) -> Config:
+    """Mistral Small 3.1 and its relatives, which are Llamas."""
+    if facts.optional_number(".attention.temperature_scale"):
+        raise UnsupportedModel(
+            f"{facts.file} is a Ministral 3, whose attention has a temperature that grows with positions, which is not "
+            "supported"
+        )
+    return _llama(facts)
+
+
 def _biases(facts: GgufFacts) -> Config:
     return {
         "attention_bias": "blk.0.attn_q.bias" in facts.shapes,
@@ -240,6 +252,30 @@ def _qwen3(facts: GgufFacts) -> Config:
     bias = "blk.0.attn_q.bias" in facts.shapes
     return _rms_decoder(
         facts, "qwen3", "Qwen3", use_sliding_window=False, head_dim=head_dim(facts), attention_bias=bias
+    )
+
+
+def _qwen2moe(facts: GgufFacts) -> Config:
+    """Qwen 2 with experts. Older files leave out the sizes of experts."""
+    sizes = {}
+    for name, tensor in (("expert_feed_forward_length", EXPERTS), ("expert_shared_feed_forward_length", SHARED)):
+        stored = facts.optional_integer(f".{name}")
+        sizes[tensor] = facts.shape(tensor)[-2] if stored is None else stored
+    return _rms_decoder(
+        facts,
+        "qwen2_moe",
+        "Qwen2Moe",
+        head_dim=head_dim(facts),
+        num_experts=facts.integer(".expert_count"),
+        num_experts_per_tok=facts.integer(".expert_used_count"),
+        moe_intermediate_size=sizes[EXPERTS],
+        shared_expert_intermediate_size=sizes[SHARED],
+        intermediate_size=sizes[SHARED],
+        norm_topk_prob=False,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        use_sliding_window=False,
+        qkv_bias="blk.0.attn_q.bias" in facts.shapes,
     )
 
 
@@ -454,24 +490,28 @@ def _cohere2(facts: GgufFacts) -> Config:
 
 
 def _deepseek2(facts: GgufFacts) -> Config:
-    """DeepSeek V3 and R1. V2 has the same architecture in files, with another router."""
-    if facts.optional_integer(".expert_gating_func") != _SIGMOID:
+    """DeepSeek V2, V3 and R1, whose routers differ."""
+    function, is_normed = facts.optional_integer(".expert_gating_func"), bool(facts.flag(".expert_weights_norm"))
+    if function not in (None, _SOFTMAX, _SIGMOID):
         raise UnsupportedModel(
-            f"{facts.file} is a DeepSeek V2 model (its router is not a sigmoid), which is not supported; V3 and R1 are"
+            f"{facts.file}: deepseek2.expert_gating_func is {function}, which is not supported; supported are "
+            f"{_SOFTMAX} (softmax) and {_SIGMOID} (sigmoid)"
         )
+    is_v2 = function != _SIGMOID  # older files do not say it
     rotated = facts.integer(".rope.dimension_count")
     keys = facts.optional_integer(".attention.key_length_mla") or facts.integer(".attention.key_length")
     values = facts.optional_integer(".attention.value_length_mla") or facts.integer(".attention.value_length")
     experts, heads = facts.integer(".expert_count"), facts.integer(".attention.head_count")
-    groups, top_groups = _DEEPSEEK_V3_GROUPS if experts == _DEEPSEEK_V3_EXPERTS else (1, 1)
+    known_groups = _DEEPSEEK_V2_GROUPS if is_v2 else _DEEPSEEK_V3_GROUPS
+    groups, top_groups = known_groups.get(experts, (1, 1))
     rope = _rope(facts)
     if (multiplier := facts.optional_number(".rope.scaling.yarn_log_multiplier")) is not None:
         rope |= {"mscale": 10 * multiplier, "mscale_all_dim": 10 * multiplier}
         rope.pop("attention_factor", None)
     return _rms_decoder(
         facts,
-        "deepseek_v3",
-        "DeepseekV3",
+        "deepseek_v2" if is_v2 else "deepseek_v3",
+        "DeepseekV2" if is_v2 else "DeepseekV3",
         num_key_value_heads=heads,
         q_lora_rank=facts.optional_integer(".attention.q_lora_rank"),
         kv_lora_rank=facts.integer(".attention.kv_lora_rank"),
@@ -484,12 +524,15 @@ def _deepseek2(facts: GgufFacts) -> Config:
         moe_intermediate_size=facts.integer(".expert_feed_forward_length"),
         first_k_dense_replace=facts.optional_integer(".leading_dense_block_count") or 0,
         routed_scaling_factor=facts.optional_number(".expert_weights_scale") or 1.0,
-        norm_topk_prob=bool(facts.flag(".expert_weights_norm")),
+        norm_topk_prob=is_normed,
         n_group=facts.optional_integer(".expert_group_count") or groups,
         topk_group=facts.optional_integer(".expert_group_used_count") or top_groups,
-        num_nextn_predict_layers=0,
         attention_bias=False,
-        rope_interleave=True,
+        **(
+            {"topk_method": "group_limited_greedy"}
+            if is_v2
+            else {"num_nextn_predict_layers": 0, "rope_interleave": True}
+        ),
         rope_parameters=rope,
     )
 
@@ -577,11 +620,13 @@ CONFIGS: dict[str, Callable[[GgufFacts], Config]] = {
     "gpt-oss": _gpt_oss,
     "granite": _granite,
     "llama": _llama,
+    "mistral3": _mistral3,
     "nomic-bert": _nomic_bert,
     "olmo2": _olmo2,
     "phi2": _phi2,
     "phi3": _phi3,
     "qwen2": _qwen2,
+    "qwen2moe": _qwen2moe,
     "qwen3": _qwen3,
     "qwen2vl": _qwen2,  # without pictures, and with them: see `projector`
     "qwen3moe": _qwen3moe,

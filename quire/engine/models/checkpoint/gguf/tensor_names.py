@@ -42,6 +42,10 @@ _OUTPUT_NORMS = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _EXPERTS = {"ffn_gate_inp": "mlp.gate", **{f"{name}_exps": f"mlp.experts.{{}}.{_MLP[name][4:]}" for name in _MLP}}
+_QWEN2_MOE = {
+    **{f"{name}_shexp": f"mlp.shared_expert.{_MLP[name][4:]}" for name in _MLP},
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+}
 _MIXTRAL = {
     "ffn_gate_inp": "block_sparse_moe.gate",
     **{f"{name}_exps": f"block_sparse_moe.experts.{{}}.w{index}" for name, index in zip(_MLP, (1, 3, 2), strict=True)},
@@ -146,12 +150,14 @@ _RULES = {
     "gpt-oss": _Rules(_GPT_OSS),
     "granite": _Rules(_LLAMA, pairs=True),
     "llama": _Rules({**_LLAMA, **_MIXTRAL}, pairs=True),
+    "mistral3": _Rules(_LLAMA, pairs=True),
     "nomic-bert": _Rules(_NOMIC, {**_BERT_MODULES, "token_embd_norm": "emb_ln"}, "encoder.layers."),
     "olmo2": _Rules(_OUTPUT_NORMS),
     "phi2": _Rules(_PHI2, {**_DECODER, "output_norm": "model.final_layernorm"}),
     "phi3": _Rules(_PHI3),
     "qwen2": _Rules(_LLAMA),
     "qwen3": _Rules(_LLAMA),
+    "qwen2moe": _Rules({**_LLAMA, **_EXPERTS, **_QWEN2_MOE}),
     "qwen2vl": _Rules(_LLAMA),
     "qwen3moe": _Rules({**_LLAMA, **_EXPERTS}),
     "qwen3vl": _Rules(_LLAMA),
@@ -222,7 +228,7 @@ class GgufNames:
             heads = self._facts.integer(".attention.head_count")
             if module == "attn_k":
                 heads = self._facts.optional_integer(".attention.head_count_kv") or heads
-            return replace(piece, rows=_halves(rows, heads))
+            return replace(piece, rows=halves(rows, heads))
         if self._facts.architecture == "falcon" and module == "attn_qkv":
             heads = self._facts.integer(".attention.head_count")
             kv_heads = self._facts.optional_integer(".attention.head_count_kv") or 1
@@ -231,6 +237,8 @@ class GgufNames:
             return replace(piece, rows=_by_key_head(heads, kv_heads, dim)) if fits else piece
         if self._rules.norm_offset and module.endswith("norm"):
             return replace(piece, make=partial(without, self._rules.norm_offset))
+        if module == "ffn_gate_inp_shexp":
+            return replace(piece, make=_one_row)
         if module == "position_embd" and (offset := roberta_offset(self._facts)):
             return replace(piece, make=partial(_behind_zeros, offset))
         return piece
@@ -266,7 +274,7 @@ class GgufNames:
         return [Piece(f"{prefix}{name}.{kind}", rows=rows) for name, rows in zip(names, parts, strict=True)]
 
 
-def _halves(rows: int, heads: int) -> Tensor:
+def halves(rows: int, heads: int) -> Tensor:
     """The rows of heads in which the elements that are rotated together lie in two halves, from pairs."""
     if heads < 1 or rows % (2 * heads):  # the shape is refused when it is compared with the model's
         return torch.arange(rows)
@@ -282,6 +290,11 @@ def _by_key_head(heads: int, kv_heads: int, dim: int) -> Tensor:
 def without(offset: float, tensors: Sequence[Tensor]) -> Tensor:
     """The weight from which `offset` is taken."""
     return tensors[0].float() - offset
+
+
+def _one_row(tensors: Sequence[Tensor]) -> Tensor:
+    """The weight of one output, which files have as a vector."""
+    return tensors[0].reshape(1, -1)
 
 
 def _behind_zeros(rows: int, tensors: Sequence[Tensor]) -> Tensor:
