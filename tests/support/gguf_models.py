@@ -35,6 +35,7 @@ ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "granite": "granite",
     "llama": "llama",
+    "mistral": "llama",
     "mixtral": "llama",
     "nomic_bert": "nomic-bert",
     "olmo2": "olmo2",
@@ -57,7 +58,7 @@ TOKENS = [*ALPHABET, *SPECIAL, "he", "th"]
 KINDS = [*(1 for _ in ALPHABET), *(3 for _ in SPECIAL), 1, 1]
 _EXPERT = re.compile(r"(?P<before>.*experts)\.(?P<index>\d+)\.(?P<after>.*)")
 _LATENT = re.compile(r"(?P<before>.*self_attn)\.kv_b_proj\.weight")
-_PAIRS = ("granite", "llama", "mixtral", "smollm3")  # model types whose rope rotates neighbours in files
+_PAIRS = ("granite", "llama", "mistral", "mixtral", "smollm3")  # model types whose rope rotates neighbours in files
 _NEVER_QUANTIZED = (
     "norm",
     "position_embeddings",
@@ -188,7 +189,7 @@ def _converted(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str
         elif (match := _LATENT.fullmatch(name)) is not None:
             arrays |= _latents(match["before"], weight, config)
         elif kind in _PAIRS and (".q_proj." in name or ".k_proj." in name):
-            arrays[name] = _in_pairs(weight, heads if ".q_proj." in name else kv_heads)
+            arrays[name] = in_pairs(weight, heads if ".q_proj." in name else kv_heads)
         elif "shared_expert_gate" in name:
             arrays[name] = weight[0]
         elif kind == "falcon" and "query_key_value" in name:
@@ -203,7 +204,7 @@ def _converted(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str
     return arrays
 
 
-def _in_pairs(weight: Array, heads: int) -> Array:
+def in_pairs(weight: Array, heads: int) -> Array:
     """Both halves of each head interleaved."""
     return weight.reshape(heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 

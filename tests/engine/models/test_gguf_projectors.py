@@ -21,7 +21,10 @@ from tests.support.variants import slow_but
 from tests.support.vision_models import COMPOSITES, make_composite, prompt_with_pictures, save_seeing
 
 TOKENS = 7
-CASES = ["gemma3-narrow", "idefics3", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"]
+CASES = [
+    *("gemma3-narrow", "idefics3", "internvl", "llava", "llava_next", "mistral3"),
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -55,11 +58,14 @@ def linked(source: Path, target: Path, *names: str) -> Path:
 def written(target: Path, case: str, metadata: dict[str, Any] | None = None) -> tuple[Path, Path]:
     """The path of a case's file, and its twin in Hugging Face's format."""
     twin = save_seeing(make_composite(case), case, target / "twin")
+    path = twin / "config.json"
+    config = json.loads(path.read_text())
     if case.startswith("gemma3"):  # files have no room for another scale of scores
-        path = twin / "config.json"
-        config = json.loads(path.read_text())
         config["text_config"]["query_pre_attn_scalar"] = config["text_config"]["head_dim"]
-        path.write_text(json.dumps(config))
+    elif case == "mistral3":  # nor for another size of pictures than the tower's
+        processor = json.loads((twin / "preprocessor_config.json").read_text())
+        config["vision_config"]["image_size"] = processor["size"]["longest_edge"]
+    path.write_text(json.dumps(config))
     return write_seeing(twin, target, metadata), twin
 
 

@@ -238,8 +238,8 @@ def _llava(projector: Projector, _: Config) -> Config:
     facts = projector.facts
     if _CLASS not in facts.shapes or _SECOND_NORM in facts.shapes:
         raise UnsupportedModel(
-            f"{facts.file} has a projector of the type 'mlp' that is not LLaVA's own (a tower other than CLIP, or norms "
-            "between its layers), which is not supported"
+            f"{facts.file} has a projector of the type 'mlp' with a tower other than CLIP, or with norms between its "
+            "layers, which is not supported"
         )
     layers, read = projector.layers(), list(facts.sequence(".vision.feature_layer"))
     if read not in ([], [layers]):
