@@ -54,6 +54,7 @@ ARCHITECTURES = {
     "starcoder2": "starcoder2",
     "xlm-roberta": "bert",
 }
+JINA = "jina-bert-v2"  # has the type of another architecture
 TOKENS = [*ALPHABET, *SPECIAL, "he", "th"]
 KINDS = [*(1 for _ in ALPHABET), *(3 for _ in SPECIAL), 1, 1]
 _EXPERT = re.compile(r"(?P<before>.*experts)\.(?P<index>\d+)\.(?P<after>.*)")
@@ -81,6 +82,7 @@ def write_gguf(
     metadata: Mapping[str, Any] | None = None,
     tensors: Mapping[str, Array] | None = None,
     tokenizer: Callable[[gguf.GGUFWriter], None] | None = None,
+    architecture: str | None = None,
     **options: Any,
 ) -> Path:
     """Write the model in a folder to a file, and round its weights in the folder to those of the file.
@@ -92,6 +94,7 @@ def write_gguf(
         metadata: values to add or replace; keys without a dot at the beginning are whole.
         tensors: further ones, by the names that they have in files.
         tokenizer: writes the tokenizer; None: one of bytes.
+        architecture: the name that the file has for it; None: that of the model's type.
         options: of `GGUFWriter`.
     """
     config = json.loads((folder / "config.json").read_text())
@@ -106,7 +109,8 @@ def write_gguf(
         folder / "model.safetensors",
         metadata={"format": "pt"},
     )
-    architecture = ARCHITECTURES[config["model_type"]]
+    is_jina = config.get("position_embedding_type") == "alibi"
+    architecture = architecture or (JINA if is_jina else ARCHITECTURES[config["model_type"]])
     writer = gguf.GGUFWriter(path, architecture, **options)
     values = {**_metadata(config, weights), **(metadata or {})}
     for key, value in values.items():

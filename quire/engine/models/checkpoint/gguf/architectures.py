@@ -9,14 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.engine.models.checkpoint.gguf.facts import GgufFacts
+from quire.engine.models.checkpoint.gguf.rope import THETA, check_whole_heads, partial_rope, rope_of
 from quire.engine.models.errors import BrokenFolder, UnknownArchitecture, UnsupportedModel
 
 Config = dict[str, Any]
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 EXPERTS, SHARED = "blk.0.ffn_up_exps.weight", "blk.0.ffn_up_shexp.weight"
 DENSE, LABELS = "cls.weight", "cls.output.weight"  # of heads for labels
-ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-_THETA = 10000.0  # where a file has no base
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 _SOFTMAX, _SIGMOID = 1, 2  # values of expert_gating_func
 # Groups of experts, and those that a token selects, by the number of experts: of files that are older than their keys.
@@ -94,14 +93,6 @@ def num_layers(facts: GgufFacts) -> int:
     return facts.integer(".block_count") - (facts.optional_integer(".nextn_predict_layers") or 0)
 
 
-def head_dim(facts: GgufFacts) -> int:
-    """Elements of a head."""
-    heads = facts.integer(".attention.head_count")
-    if heads < 1:
-        raise BrokenFolder(f"{facts.file}: {facts.architecture}.attention.head_count must be above 0, not {heads}")
-    return facts.optional_integer(".attention.key_length") or facts.integer(".embedding_length") // heads
-
-
 def _decoder(facts: GgufFacts, model_type: str, head: str, **fields: Any) -> Config:
     """What the configs of all decoders have."""
     heads = facts.integer(".attention.head_count")
@@ -117,7 +108,7 @@ def _decoder(facts: GgufFacts, model_type: str, head: str, **fields: Any) -> Con
         "vocab_size": facts.shape(EMBEDDING)[0],
         "hidden_act": "silu",
         "tie_word_embeddings": HEAD not in facts.shapes,
-        "rope_parameters": _rope(facts),
+        "rope_parameters": rope_of(facts),
         **_special_tokens(facts),
         **fields,
     }
@@ -134,76 +125,6 @@ def _special_tokens(facts: GgufFacts) -> Config:
     return {name: facts.optional_integer(f"tokenizer.ggml.{stored}_token_id") for name, stored in names.items()}
 
 
-def _rope(facts: GgufFacts) -> Config:
-    """The parameters of the rope.
-
-    Raises:
-        UnsupportedModel: it is scaled in an unknown way.
-    """
-    theta = facts.optional_number(".rope.freq_base") or _THETA
-    kind = facts.optional_text(".rope.scaling.type") or "none"
-    trained = facts.optional_integer(".rope.scaling.original_context_length")
-    factors = {side: f"rope_factors_{side}.weight" for side in ("short", "long")}
-    rope: Config = {"rope_theta": theta}
-    if all(name in facts.shapes for name in factors.values()):
-        scale = facts.optional_number(".rope.scaling.attn_factor")
-        rope |= {f"{side}_factor": list(facts.values(name)) for side, name in factors.items()}
-        return {
-            **rope,
-            "rope_type": "longrope",
-            "original_max_position_embeddings": trained or facts.integer(".context_length"),
-            **({} if scale is None else {"attention_factor": scale}),
-        }
-    if "rope_freqs.weight" in facts.shapes:  # Llama 3's scaling, as factors by which frequencies are divided
-        divisors = list(facts.values("rope_freqs.weight"))
-        return {
-            **rope,
-            "rope_type": "longrope",
-            "short_factor": divisors,
-            "long_factor": divisors,
-            "attention_factor": 1.0,
-            "original_max_position_embeddings": facts.integer(".context_length"),
-        }
-    if kind == "none":
-        return {**rope, "rope_type": "default"}
-    if kind == "linear":
-        return {**rope, "rope_type": kind, "factor": facts.number(".rope.scaling.factor")}
-    if kind == "yarn":
-        return {**rope, "rope_type": kind, **_yarn(facts, trained)}
-    raise UnsupportedModel(
-        f"{facts.file}: {facts.architecture}.rope.scaling.type {kind!r} is not supported; supported are none, linear, "
-        "yarn and longrope with its factors"
-    )
-
-
-def _yarn(facts: GgufFacts, trained: int | None) -> Config:
-    optional = {
-        "attention_factor": facts.optional_number(".rope.scaling.attn_factor"),
-        "beta_fast": facts.optional_number(".rope.scaling.yarn_beta_fast"),
-        "beta_slow": facts.optional_number(".rope.scaling.yarn_beta_slow"),
-    }
-    return {
-        "factor": facts.number(".rope.scaling.factor"),
-        "original_max_position_embeddings": trained or facts.integer(".context_length"),
-        **{name: value for name, value in optional.items() if value is not None},
-    }
-
-
-def _partial(facts: GgufFacts, rope: Config) -> Config:
-    """The parameters of a rope that may rotate a part of each head only."""
-    dim = facts.optional_integer(".rope.dimension_count")
-    return rope if dim is None else {**rope, "partial_rotary_factor": dim / head_dim(facts)}
-
-
-def _check_whole_heads(facts: GgufFacts) -> None:
-    dim, whole = facts.optional_integer(".rope.dimension_count"), head_dim(facts)
-    if dim not in (None, whole):
-        raise UnsupportedModel(
-            f"{facts.file}: {facts.architecture}.rope.dimension_count is {dim}, but models of this architecture rotate "
-            f"whole heads, of {whole} elements"
-        )
-
-
 def _alternating(layers: int, period: int) -> list[str]:
     """Types of layers, of which every `period`-th attends to all positions."""
     return [_SLIDING if (index + 1) % period else _FULL for index in range(layers)]
@@ -211,8 +132,8 @@ def _alternating(layers: int, period: int) -> list[str]:
 
 def _llama(facts: GgufFacts) -> Config:
     """Llama, Mistral and Mixtral, which share an architecture. Windows of Mistral's first model are not in files."""
-    _check_whole_heads(facts)
-    dim = head_dim(facts)
+    check_whole_heads(facts)
+    dim = facts.head_dim
     experts = facts.optional_integer(".expert_count") or 0
     if experts:
         return _rms_decoder(
@@ -245,14 +166,12 @@ def _biases(facts: GgufFacts) -> Config:
 
 
 def _qwen2(facts: GgufFacts) -> Config:
-    return _rms_decoder(facts, "qwen2", "Qwen2", use_sliding_window=False, head_dim=head_dim(facts))
+    return _rms_decoder(facts, "qwen2", "Qwen2", use_sliding_window=False, head_dim=facts.head_dim)
 
 
 def _qwen3(facts: GgufFacts) -> Config:
     bias = "blk.0.attn_q.bias" in facts.shapes
-    return _rms_decoder(
-        facts, "qwen3", "Qwen3", use_sliding_window=False, head_dim=head_dim(facts), attention_bias=bias
-    )
+    return _rms_decoder(facts, "qwen3", "Qwen3", use_sliding_window=False, head_dim=facts.head_dim, attention_bias=bias)
 
 
 def _qwen2moe(facts: GgufFacts) -> Config:
@@ -265,7 +184,7 @@ def _qwen2moe(facts: GgufFacts) -> Config:
         facts,
         "qwen2_moe",
         "Qwen2Moe",
-        head_dim=head_dim(facts),
+        head_dim=facts.head_dim,
         num_experts=facts.integer(".expert_count"),
         num_experts_per_tok=facts.integer(".expert_used_count"),
         moe_intermediate_size=sizes[EXPERTS],
@@ -284,7 +203,7 @@ def _qwen3moe(facts: GgufFacts) -> Config:
         facts,
         "qwen3_moe",
         "Qwen3Moe",
-        head_dim=head_dim(facts),
+        head_dim=facts.head_dim,
         num_experts=facts.integer(".expert_count"),
         num_experts_per_tok=facts.integer(".expert_used_count"),
         moe_intermediate_size=facts.integer(".expert_feed_forward_length"),
@@ -298,7 +217,7 @@ def _qwen3moe(facts: GgufFacts) -> Config:
 
 
 def _gemma(facts: GgufFacts) -> Config:
-    return _rms_decoder(facts, "gemma", "Gemma", head_dim=head_dim(facts), hidden_act="gelu_pytorch_tanh")
+    return _rms_decoder(facts, "gemma", "Gemma", head_dim=facts.head_dim, hidden_act="gelu_pytorch_tanh")
 
 
 def _gemma2(facts: GgufFacts) -> Config:
@@ -307,7 +226,7 @@ def _gemma2(facts: GgufFacts) -> Config:
         facts,
         "gemma2",
         "Gemma2",
-        head_dim=head_dim(facts),
+        head_dim=facts.head_dim,
         hidden_activation="gelu_pytorch_tanh",
         query_pre_attn_scalar=_gemma_scalar(facts),
         sliding_window=facts.integer(".attention.sliding_window"),
@@ -318,18 +237,18 @@ def _gemma2(facts: GgufFacts) -> Config:
 
 
 def _gemma3(facts: GgufFacts) -> Config:
-    local = facts.optional_number(".rope.freq_base_swa") or _THETA
+    local = facts.optional_number(".rope.freq_base_swa") or THETA
     return _rms_decoder(
         facts,
         "gemma3_text",
         "Gemma3",
-        head_dim=head_dim(facts),
+        head_dim=facts.head_dim,
         hidden_activation="gelu_pytorch_tanh",
         query_pre_attn_scalar=_gemma_scalar(facts),
         sliding_window=facts.integer(".attention.sliding_window"),
         layer_types=_layer_types(facts, 6),
         final_logit_softcapping=facts.optional_number(".final_logit_softcapping"),
-        rope_parameters={_SLIDING: {"rope_type": "default", "rope_theta": local}, _FULL: _rope(facts)},
+        rope_parameters={_SLIDING: {"rope_type": "default", "rope_theta": local}, _FULL: rope_of(facts)},
     )
 
 
@@ -337,7 +256,7 @@ def _gemma_scalar(facts: GgufFacts) -> int:
     """The number whose root scores are divided by. It is not in files."""
     if num_layers(facts) == _GEMMA_27B[facts.architecture]:
         return facts.integer(".embedding_length") // facts.integer(".attention.head_count")
-    return head_dim(facts)
+    return facts.head_dim
 
 
 def _layer_types(facts: GgufFacts, period: int) -> list[str]:
@@ -353,7 +272,7 @@ def _layer_types(facts: GgufFacts, period: int) -> list[str]:
 
 
 def _phi3(facts: GgufFacts) -> Config:
-    rope = _rope(facts)
+    rope = rope_of(facts)
     trained = rope.get("original_max_position_embeddings", facts.integer(".context_length"))
     return _rms_decoder(
         facts,
@@ -361,7 +280,7 @@ def _phi3(facts: GgufFacts) -> Config:
         "Phi3",
         sliding_window=facts.optional_integer(".attention.sliding_window") or None,
         original_max_position_embeddings=trained,
-        rope_parameters=_partial(facts, rope),
+        rope_parameters=partial_rope(facts, rope),
     )
 
 
@@ -373,12 +292,12 @@ def _phi2(facts: GgufFacts) -> Config:
         layer_norm_eps=facts.number(".attention.layer_norm_epsilon"),
         hidden_act="gelu_new",
         qk_layernorm=False,
-        rope_parameters=_partial(facts, _rope(facts)),
+        rope_parameters=partial_rope(facts, rope_of(facts)),
     )
 
 
 def _smollm3(facts: GgufFacts) -> Config:
-    _check_whole_heads(facts)
+    check_whole_heads(facts)
     layers = num_layers(facts)
     return _rms_decoder(
         facts,
@@ -395,13 +314,13 @@ def _smollm3(facts: GgufFacts) -> Config:
 def _granite(facts: GgufFacts) -> Config:
     if facts.optional_integer(".expert_count"):
         raise UnsupportedModel(f"{facts.file} is a Granite model with experts, which is not supported")
-    _check_whole_heads(facts)
+    check_whole_heads(facts)
     scale = facts.optional_number(".attention.scale")
     return _rms_decoder(
         facts,
         "granite",
         "Granite",
-        attention_multiplier=head_dim(facts) ** -0.5 if scale is None else scale,
+        attention_multiplier=facts.head_dim**-0.5 if scale is None else scale,
         embedding_multiplier=facts.optional_number(".embedding_scale") or 1.0,
         residual_multiplier=facts.optional_number(".residual_scale") or 1.0,
         logits_scaling=facts.optional_number(".logit_scale") or 1.0,
@@ -460,7 +379,7 @@ def _stablelm(facts: GgufFacts) -> Config:
         use_qkv_bias="blk.0.attn_q.bias" in facts.shapes,
         qk_layernorm="blk.0.attn_q_norm.weight" in facts.shapes,
         use_parallel_residual="blk.0.ffn_norm.weight" not in facts.shapes if parallel is None else parallel,
-        rope_parameters=_partial(facts, _rope(facts)),
+        rope_parameters=partial_rope(facts, rope_of(facts)),
     )
 
 
@@ -504,7 +423,7 @@ def _deepseek2(facts: GgufFacts) -> Config:
     experts, heads = facts.integer(".expert_count"), facts.integer(".attention.head_count")
     known_groups = _DEEPSEEK_V2_GROUPS if is_v2 else _DEEPSEEK_V3_GROUPS
     groups, top_groups = known_groups.get(experts, (1, 1))
-    rope = _rope(facts)
+    rope = rope_of(facts)
     if (multiplier := facts.optional_number(".rope.scaling.yarn_log_multiplier")) is not None:
         rope |= {"mscale": 10 * multiplier, "mscale_all_dim": 10 * multiplier}
         rope.pop("attention_factor", None)
@@ -538,14 +457,14 @@ def _deepseek2(facts: GgufFacts) -> Config:
 
 
 def _gpt_oss(facts: GgufFacts) -> Config:
-    rope = _rope(facts)
+    rope = rope_of(facts)
     if rope["rope_type"] == "yarn":
         rope["truncate"] = False
     return _rms_decoder(
         facts,
         "gpt_oss",
         "GptOss",
-        head_dim=head_dim(facts),
+        head_dim=facts.head_dim,
         intermediate_size=facts.integer(".expert_feed_forward_length"),
         num_local_experts=facts.integer(".expert_count"),
         num_experts_per_tok=facts.integer(".expert_used_count"),
@@ -582,13 +501,28 @@ def roberta_offset(facts: GgufFacts) -> int:
     return (1 if pad is None else pad) + 1
 
 
+def _jina_bert(facts: GgufFacts) -> Config:
+    """Jina's embedders v2. One variant normalizes queries and keys, which configs say by the repository of its code."""
+    variant = "qk-post-norm" if "blk.0.attn_q_norm.weight" in facts.shapes else "implementation"
+    prefix = "jinaai/jina-bert-v2-" if variant == "qk-post-norm" else "jinaai/jina-bert-"
+    return {
+        **_encoder(facts, "bert", "Bert"),
+        "max_position_embeddings": facts.integer(".context_length"),
+        "hidden_act": "gelu",
+        "pad_token_id": facts.optional_integer("tokenizer.ggml.padding_token_id") or 0,
+        "position_embedding_type": "alibi",
+        "feed_forward_type": "geglu",
+        "auto_map": {"AutoConfig": f"{prefix}{variant}--configuration_bert.JinaBertConfig"},
+    }
+
+
 def _nomic_bert(facts: GgufFacts) -> Config:
     return {
         **_encoder(facts, "nomic_bert", "NomicBert"),
         "max_position_embeddings": facts.integer(".context_length"),
         "hidden_act": "silu",
         "pad_token_id": facts.optional_integer("tokenizer.ggml.padding_token_id") or 0,
-        "rope_parameters": _rope(facts),
+        "rope_parameters": rope_of(facts),
     }
 
 
@@ -619,6 +553,7 @@ CONFIGS: dict[str, Callable[[GgufFacts], Config]] = {
     "gemma3": _gemma3,
     "gpt-oss": _gpt_oss,
     "granite": _granite,
+    "jina-bert-v2": _jina_bert,
     "llama": _llama,
     "mistral3": _mistral3,
     "nomic-bert": _nomic_bert,
