@@ -247,7 +247,7 @@ def _gpt_oss(draw: Draw, config: Config) -> Config:
 def _deepseek_v2(draw: Draw, config: Config) -> Config:
     fields = _deepseek_v3(draw, config)
     return {
-        **{name: value for name, value in fields.items() if name not in ("head_dim", "norm_topk_prob")},
+        **{name: value for name, value in fields.items() if name != "head_dim"},
         "topk_method": _one_of(draw, "greedy", "group_limited_greedy"),
     }
 

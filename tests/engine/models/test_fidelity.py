@@ -191,8 +191,6 @@ def test_a_tied_weight_under_the_heads_name(tmp_path: Path) -> None:
         ("deepseek_v3", {"topk_group": 5}, "topk_group is 5, but there are only 4 groups"),
         ("deepseek_v2", {"n_group": 3}, "8 experts cannot be split into 3 groups"),
         ("deepseek_v2", {"topk_group": 5}, "topk_group is 5, but there are only 4 groups"),
-        ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc' is not supported"),
-        ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob is not supported for DeepSeek V2"),
         ("deepseek_v3", {"hidden_act": "swoosh"}, "'swoosh' is not supported"),
     ],
 )

@@ -135,6 +135,18 @@ def test_families_that_people_have_are_read(family: str) -> None:
     assert set(LISTED[family]) <= CONFIGS.keys()
 
 
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({".expert_gating_func": 3}, r"deepseek2\.expert_gating_func is 3, which is not supported.*1 \(softmax\)"),
+        ({".expert_weights_norm": True}, r"DeepSeek V2 model whose experts' weights sum to 1"),
+    ],
+)
+def test_other_routers_of_deepseek_are_refused(tmp_path: Path, metadata: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        twins(tmp_path, "deepseek_v2", metadata=metadata)
+
+
 @pytest.mark.slow
 def test_mistral_small_is_a_llama(tmp_path: Path) -> None:
     check_tokens(*twins(tmp_path, "llama", architecture=MISTRAL3))

@@ -48,6 +48,13 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.fixture(scope="module")
+def seeing_llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("llava")
+    written(target, "llava")
+    return target
+
+
 def linked(source: Path, target: Path, *names: str) -> Path:
     """Link files of a directory in another one. Returns the path of the model there."""
     for name in names:
@@ -165,6 +172,20 @@ def test_towers_of_other_types_are_not_used(
         (message,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
         assert message.startswith(f"{MODEL} reads no pictures: {PROJECTOR}, which lies beside it, has a projector of ")
         assert "the type 'ldp', which is not supported; supported are gemma3, " in message
+
+
+LLAVAS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "with another tower": ({}, "v.class_embd", "'mlp' with a tower other than CLIP"),
+    "of another layer": ({"clip.vision.feature_layer": [0, 1]}, "", r"clip\.vision\.feature_layer is \[0, 1\]"),
+    "of another width": ({}, "mm.2.weight", r"has no tensor mm\.2\.weight"),
+}
+
+
+@pytest.mark.parametrize("case", LLAVAS)
+def test_other_towers_of_llava_are_refused(seeing_llava: Path, tmp_path: Path, case: str) -> None:
+    metadata, without, message = LLAVAS[case]
+    with pytest.raises(ModelError, match=message):
+        model_folder(changed(seeing_llava, tmp_path, metadata, without))
 
 
 def test_a_tensor_that_is_missing_is_named(seeing: Path, tmp_path: Path) -> None:

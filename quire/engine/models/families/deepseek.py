@@ -53,12 +53,10 @@ def deepseek_v2(config: Any) -> DecoderSpec:
         raise UnsupportedModel(
             f"topk_method {config.topk_method!r} is not supported; supported are greedy and group_limited_greedy"
         )
-    if config.norm_topk_prob:
-        raise UnsupportedModel("norm_topk_prob is not supported for DeepSeek V2, since transformers ignores it")
     if config.mlp_bias:
         raise UnsupportedOption("mlp_bias is not supported for DeepSeek V2")
     router = SoftmaxRouter(
-        renormalize=False,
+        renormalize=False,  # transformers does not read norm_topk_prob
         groups=config.n_group if grouped else 1,
         top_groups=config.topk_group if grouped else 1,
         scale=config.routed_scaling_factor,

@@ -417,6 +417,11 @@ def _deepseek2(facts: GgufFacts) -> Config:
             f"{_SOFTMAX} (softmax) and {_SIGMOID} (sigmoid)"
         )
     is_v2 = function != _SIGMOID  # older files do not say it
+    if is_v2 and is_normed:
+        raise UnsupportedModel(
+            f"{facts.file} is a DeepSeek V2 model whose experts' weights sum to 1 (deepseek2.expert_weights_norm), "
+            "which is not supported"
+        )
     rotated = facts.integer(".rope.dimension_count")
     keys = facts.optional_integer(".attention.key_length_mla") or facts.integer(".attention.key_length")
     values = facts.optional_integer(".attention.value_length_mla") or facts.integer(".attention.value_length")
