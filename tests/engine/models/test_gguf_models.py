@@ -188,7 +188,7 @@ def test_jina_embedders(tmp_path: Path, *, qk_norm: bool, is_split: bool) -> Non
     model = JinaBert(qk_norm=qk_norm, hidden_size=96)
     model.save(twin)
     joined = {name: tensor for name, tensor in model.weights.items() if "gated_layer" in name}
-    tensors = {}
+    tensors: dict[str, Any] = {}
     if is_split:
         parts = ("ffn_up", "ffn_gate") if qk_norm else ("ffn_gate", "ffn_up")
         for index, weight in enumerate(joined.values()):
