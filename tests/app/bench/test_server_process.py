@@ -10,6 +10,8 @@ import sys
 import psutil
 import pytest
 
+from tests.support.variants import slow_but
+
 # Prints the process of a server, and waits for a signal.
 _BENCHMARK = """
 import signal, sys
@@ -20,7 +22,7 @@ with started_server([sys.executable, "-c", "import time; time.sleep(600)"]) as s
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", slow_but([signal.SIGTERM, signal.SIGINT, signal.SIGHUP], signal.SIGTERM))
 def test_a_signal_ends_the_server_too(number: signal.Signals) -> None:
     with subprocess.Popen([sys.executable, "-c", _BENCHMARK], stdout=subprocess.PIPE, text=True) as benchmark:
         assert benchmark.stdout is not None
