@@ -8,17 +8,23 @@ from torch import Tensor
 from quire.kernels import gpu
 
 
-def softmax_top_k(logits: Tensor, top_k: int, *, renormalize: bool) -> tuple[Tensor, Tensor]:
+def softmax_top_k(
+    logits: Tensor, top_k: int, *, renormalize: bool, groups: int = 1, top_groups: int = 1
+) -> tuple[Tensor, Tensor]:
     """The experts with the highest logits, and their softmax weights.
 
     Args:
         logits: (tokens, experts) float32.
         top_k: experts of a token.
         renormalize: the weights of the chosen experts sum to 1.
+        groups: groups of neighbouring experts.
+        top_groups: groups of a token, those with the highest logits.
 
     Returns:
         indices (integers) and weights float32, both (tokens, top_k).
     """
+    if groups > 1:
+        return _grouped_softmax(logits, top_k, renormalize=renormalize, groups=groups, top_groups=top_groups)
     if gpu.supports(logits):
         from quire.kernels.triton import routing as kernel
 
@@ -29,6 +35,16 @@ def softmax_top_k(logits: Tensor, top_k: int, *, renormalize: bool) -> tuple[Ten
 def reference_softmax(logits: Tensor, top_k: int, *, renormalize: bool) -> tuple[Tensor, Tensor]:
     """`softmax_top_k` in torch."""
     weights, chosen = logits.softmax(-1).topk(top_k, -1)
+    return chosen, weights / weights.sum(-1, keepdim=True) if renormalize else weights
+
+
+def _grouped_softmax(
+    logits: Tensor, top_k: int, *, renormalize: bool, groups: int, top_groups: int
+) -> tuple[Tensor, Tensor]:
+    grouped = logits.softmax(-1).unflatten(-1, (groups, -1))
+    best = grouped.amax(-1).topk(top_groups, -1).indices
+    selected = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter_(-1, best, value=True)
+    weights, chosen = grouped.masked_fill(~selected[..., None], 0.0).flatten(-2).topk(top_k, -1)
     return chosen, weights / weights.sum(-1, keepdim=True) if renormalize else weights
 
 

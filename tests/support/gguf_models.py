@@ -26,6 +26,7 @@ ARCHITECTURES = {
     "bert": "bert",
     "cohere": "command-r",
     "cohere2": "cohere2",
+    "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
     "falcon": "falcon",
     "gemma": "gemma",
@@ -34,6 +35,7 @@ ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "granite": "granite",
     "llama": "llama",
+    "mistral": "llama",
     "mixtral": "llama",
     "nomic_bert": "nomic-bert",
     "olmo2": "olmo2",
@@ -42,6 +44,7 @@ ARCHITECTURES = {
     "qwen2": "qwen2",
     "qwen2_5_vl_text": "qwen2vl",
     "qwen2_vl_text": "qwen2vl",
+    "qwen2_moe": "qwen2moe",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
     "qwen3_vl_moe_text": "qwen3vlmoe",
@@ -51,16 +54,18 @@ ARCHITECTURES = {
     "starcoder2": "starcoder2",
     "xlm-roberta": "bert",
 }
+JINA = "jina-bert-v2"  # has the type of another architecture
 TOKENS = [*ALPHABET, *SPECIAL, "he", "th"]
 KINDS = [*(1 for _ in ALPHABET), *(3 for _ in SPECIAL), 1, 1]
 _EXPERT = re.compile(r"(?P<before>.*experts)\.(?P<index>\d+)\.(?P<after>.*)")
 _LATENT = re.compile(r"(?P<before>.*self_attn)\.kv_b_proj\.weight")
-_PAIRS = ("granite", "llama", "mixtral", "smollm3")  # model types whose rope rotates neighbours in files
+_PAIRS = ("granite", "llama", "mistral", "mixtral", "smollm3")  # model types whose rope rotates neighbours in files
 _NEVER_QUANTIZED = (
     "norm",
     "position_embeddings",
     "token_type",
     ".gate.weight",
+    "shared_expert_gate",
     "router",
     "sinks",
     "kv_b_proj",
@@ -77,6 +82,7 @@ def write_gguf(
     metadata: Mapping[str, Any] | None = None,
     tensors: Mapping[str, Array] | None = None,
     tokenizer: Callable[[gguf.GGUFWriter], None] | None = None,
+    architecture: str | None = None,
     **options: Any,
 ) -> Path:
     """Write the model in a folder to a file, and round its weights in the folder to those of the file.
@@ -88,6 +94,7 @@ def write_gguf(
         metadata: values to add or replace; keys without a dot at the beginning are whole.
         tensors: further ones, by the names that they have in files.
         tokenizer: writes the tokenizer; None: one of bytes.
+        architecture: the name that the file has for it; None: that of the model's type.
         options: of `GGUFWriter`.
     """
     config = json.loads((folder / "config.json").read_text())
@@ -102,7 +109,8 @@ def write_gguf(
         folder / "model.safetensors",
         metadata={"format": "pt"},
     )
-    architecture = ARCHITECTURES[config["model_type"]]
+    is_jina = config.get("position_embedding_type") == "alibi"
+    architecture = architecture or (JINA if is_jina else ARCHITECTURES[config["model_type"]])
     writer = gguf.GGUFWriter(path, architecture, **options)
     values = {**_metadata(config, weights), **(metadata or {})}
     for key, value in values.items():
@@ -185,7 +193,9 @@ def _converted(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str
         elif (match := _LATENT.fullmatch(name)) is not None:
             arrays |= _latents(match["before"], weight, config)
         elif kind in _PAIRS and (".q_proj." in name or ".k_proj." in name):
-            arrays[name] = _in_pairs(weight, heads if ".q_proj." in name else kv_heads)
+            arrays[name] = in_pairs(weight, heads if ".q_proj." in name else kv_heads)
+        elif "shared_expert_gate" in name:
+            arrays[name] = weight[0]
         elif kind == "falcon" and "query_key_value" in name:
             arrays[name] = _parts(weight, config)
         elif kind.startswith("gemma") and name.endswith("norm.weight"):
@@ -198,7 +208,7 @@ def _converted(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str
     return arrays
 
 
-def _in_pairs(weight: Array, heads: int) -> Array:
+def in_pairs(weight: Array, heads: int) -> Array:
     """Both halves of each head interleaved."""
     return weight.reshape(heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
@@ -304,9 +314,10 @@ def _metadata(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str,
         ".expert_used_count": get("num_experts_per_tok"),
         ".expert_feed_forward_length": get("moe_intermediate_size")
         or (get("intermediate_size") if kind == "gpt_oss" else None),
+        ".expert_shared_feed_forward_length": get("shared_expert_intermediate_size"),
         ".use_parallel_residual": get("use_parallel_residual"),
         **_scaling(rope, config),
-        **(_deepseek(config, rope) if kind == "deepseek_v3" else {}),
+        **(_deepseek(config, rope) if kind.startswith("deepseek") else {}),
     }
     return {key: float(value) if key.endswith("_scale") and value else value for key, value in values.items()}
 
@@ -348,7 +359,7 @@ def _deepseek(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
         ".expert_shared_count": config["n_shared_experts"],
         ".expert_weights_scale": config["routed_scaling_factor"],
         ".expert_weights_norm": config["norm_topk_prob"],
-        ".expert_gating_func": 2,
+        ".expert_gating_func": 1 if config["model_type"] == "deepseek_v2" else 2,
         ".expert_group_count": config["n_group"],
         ".expert_group_used_count": config["topk_group"],
     }

@@ -12,12 +12,14 @@ import gguf
 import numpy as np
 from safetensors.torch import load_file, save_file
 
-from tests.support.gguf_models import TOKENS, Array, add_value, write_gguf
+from tests.support.gguf_models import TOKENS, Array, add_value, in_pairs, write_gguf
 from tests.support.tiny_configs import VOCAB
 from tests.support.vision_models import PICTURE, VIDEO
 
 MODEL, PROJECTOR = "model.gguf", "mmproj-model-f32.gguf"
-_SEES = re.compile(r"(?:model\.)?(?:visual|vision_tower|vision_model|multi_modal_projector|connector)\..*")
+_SEES = re.compile(
+    r"(?:model\.)?(?:(?:visual|vision_tower|vision_model|multi_modal_projector|connector)\..*|image_newline)"
+)
 _TEXT = re.compile(r"(?:model\.)?(?:(?:language_model|text_model)\.)?(?:model\.)?(?P<name>.*)")
 _QWEN_TOKENS = {PICTURE: "<|image_pad|>", VIDEO: "<|video_pad|>", 294: "<|vision_start|>", 295: "<|vision_end|>"}
 # The kinds of projectors, and texts of tokens, by model type.
@@ -25,6 +27,9 @@ KINDS: dict[str, tuple[str, dict[int, str]]] = {
     "gemma3": ("gemma3", {PICTURE: "<image_soft_token>", 294: "<start_of_image>", 295: "<end_of_image>"}),
     "idefics3": ("idefics3", {PICTURE: "<image>"}),
     "internvl": ("internvl", {PICTURE: "<IMG_CONTEXT>"}),
+    "llava": ("mlp", {PICTURE: "<image>"}),
+    "llava_next": ("mlp", {PICTURE: "<unk>"}),
+    "mistral3": ("pixtral", {PICTURE: "[IMG]", 291: "[IMG_BREAK]", 292: "[IMG_END]"}),
     "qwen2_5_vl": ("qwen2.5vl_merger", _QWEN_TOKENS),
     "qwen2_vl": ("qwen2vl_merger", _QWEN_TOKENS),
     "qwen3_vl": ("qwen3vl_merger", _QWEN_TOKENS),
@@ -98,8 +103,10 @@ def _write_projector(
     for key, value in values.items():
         if value is not None:
             add_value(writer, f"clip.{key}", value)
-    for name, array in _split(kind, weights).items():
+    for name, array in _split(kind, weights, vision).items():
         writer.add_tensor(_name(names, kind, name, vision), np.ascontiguousarray(array))
+    if kind == "mistral3":
+        writer.add_tensor("v.token_embd.img_break", np.ones(config["text_config"]["hidden_size"], np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -114,11 +121,13 @@ def _metadata(config: dict[str, Any], vision: dict[str, Any], processor: dict[st
     edge = edge if isinstance(edge, int) else edge[0]
     patch = vision["patch_size"] if isinstance(vision["patch_size"], int) else vision["patch_size"][0]
     deep = vision.get("deepstack_visual_indexes")
-    layers = vision.get("depth") or vision["num_hidden_layers"]
+    layers = _layers(kind, vision)
+    canvases = config.get("image_grid_pinpoints")
     return {
         "has_vision_encoder": True,
         "projector_type": KINDS[kind][0],
-        "vision.projection_dim": config["text_config"]["hidden_size"],
+        # Of LLaVA it is that of CLIP as a whole.
+        "vision.projection_dim": 24 if kind.startswith("llava") else config["text_config"]["hidden_size"],
         "vision.image_size": edge,
         "vision.patch_size": patch,
         "vision.embedding_length": vision.get("embed_dim") or vision["hidden_size"],
@@ -136,8 +145,17 @@ def _metadata(config: dict[str, Any], vision: dict[str, Any], processor: dict[st
         "vision.n_wa_pattern": vision["fullatt_block_indexes"][0] + 1 if "fullatt_block_indexes" in vision else None,
         "vision.window_size": vision.get("window_size"),
         "vision.is_deepstack_layers": None if deep is None else [index in deep for index in range(layers)],
-        "use_gelu": True,
+        "vision.feature_layer": [layers] if kind == "llava" else None,
+        "vision.image_grid_pinpoints": None if canvases is None else [edge for canvas in canvases for edge in canvas],
+        "vision.spatial_merge_size": config.get("spatial_merge_size"),
+        "use_gelu": vision.get("hidden_act") != "quick_gelu",
     }
+
+
+def _layers(kind: str, vision: dict[str, Any]) -> int:
+    """Layers that a file has: of LLaVA's, those before the last."""
+    layers: int = vision.get("depth") or vision["num_hidden_layers"]
+    return layers - 1 if kind.startswith("llava") else layers
 
 
 def _scale(config: dict[str, Any], patches: int) -> int | None:
@@ -148,10 +166,15 @@ def _scale(config: dict[str, Any], patches: int) -> int | None:
     return config.get("scale_factor")
 
 
-def _split(kind: str, weights: dict[str, Array]) -> dict[str, Array]:
+def _split(kind: str, weights: dict[str, Array], vision: dict[str, Any]) -> dict[str, Array]:
     """The arrays of a file, by the names of modules that llama.cpp's scripts know."""
     arrays: dict[str, Array] = {}
     for name, weight in weights.items():
+        if kind.startswith("llava") and (f".layers.{_layers(kind, vision)}." in name or "post_layernorm" in name):
+            continue  # behind the layer that is read
+        if kind == "mistral3" and (".q_proj." in name or ".k_proj." in name):
+            arrays[name] = in_pairs(weight, vision["num_attention_heads"])
+            continue
         if kind == "qwen3_vl" or kind == "qwen3_vl_moe":
             name = name.removeprefix("model.")
         name = name.removeprefix("model.") if kind.startswith("qwen") else name
@@ -180,7 +203,11 @@ def _name(names: gguf.TensorNameMap, kind: str, name: str, vision: dict[str, Any
     """The name of a tensor in files by that of a module."""
     if name.startswith("v."):
         return name
+    if name.endswith("image_newline"):
+        return "model.image_newline"
     module, _, suffix = name.rpartition(".")
+    if kind.startswith("llava") and "multi_modal_projector" in name:
+        return f"mm.{0 if '1' in module else 2}.{suffix}"
     if name.startswith("visual.deepstack_merger_list."):
         index, part = module.split(".")[2:4]
         return f"v.deepstack.{vision['deepstack_visual_indexes'][int(index)]}.{_DEEPSTACK[part]}.{suffix}"

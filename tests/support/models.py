@@ -57,6 +57,10 @@ _QWEN_MOE = {
     "norm_topk_prob": True,
     "mlp_only_layers": [1],
 }
+_QWEN2_MOE = {
+    **{name: value for name, value in _QWEN_MOE.items() if name not in ("head_dim", "norm_topk_prob")},
+    "shared_expert_intermediate_size": 80,
+}
 _GRANITE = {
     "embedding_multiplier": 12.0,
     "logits_scaling": 0.5,
@@ -100,10 +104,19 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("granite", _GRANITE),
     "smollm3": ("smollm3", {}),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24}),
+    "qwen2_moe": ("qwen2_moe", _QWEN2_MOE),
     "qwen3_moe": ("qwen3_moe", _QWEN_MOE),
     "gpt_oss": (
         "gpt_oss",
         {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24},
+    ),
+    "deepseek_v2": (
+        "deepseek_v2",
+        {
+            **{name: value for name, value in _MLA.items() if name != "norm_topk_prob"},
+            "topk_method": "group_limited_greedy",
+            "rope_parameters": {**_YARN, "mscale": 0.7, "mscale_all_dim": 0.7},
+        },
     ),
     "deepseek_v3": ("deepseek_v3", _MLA),
     "deepseek_v3-wide": ("deepseek_v3", {**_MLA, "kv_lora_rank": 32, "qk_rope_head_dim": 32}),

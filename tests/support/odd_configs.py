@@ -167,6 +167,15 @@ def _qwen3_moe(draw: Draw, config: Config) -> Config:
     }
 
 
+def _qwen2_moe(draw: Draw, config: Config) -> Config:
+    return {
+        **_qwen3_moe(draw, config),
+        **_layer_types(draw, config),
+        "qkv_bias": draw(st.booleans()),
+        "shared_expert_intermediate_size": _one_of(draw, 24, 40),
+    }
+
+
 def _phi3(draw: Draw, config: Config) -> Config:
     kind = _one_of(draw, "default", "longrope")
     partial = _one_of(draw, 0.5, 1.0, *((0.25, 0.8) if kind == "default" else ()))
@@ -232,6 +241,14 @@ def _gpt_oss(draw: Draw, config: Config) -> Config:
         **_layer_types(draw, config),
         "attention_bias": draw(st.booleans()),
         "hidden_act": "silu",
+    }
+
+
+def _deepseek_v2(draw: Draw, config: Config) -> Config:
+    fields = _deepseek_v3(draw, config)
+    return {
+        **{name: value for name, value in fields.items() if name != "head_dim"},
+        "topk_method": _one_of(draw, "greedy", "group_limited_greedy"),
     }
 
 
@@ -328,6 +345,7 @@ BIDIRECTIONAL = ("gemma2", "gemma3_text", "mistral", "mixtral", "qwen2", "qwen3"
 # Model type -> what its config has besides the common keys, and those of them that it does not ignore.
 FAMILIES: dict[str, Callable[[Draw, Config], Config]] = {
     "cohere": _cohere,
+    "deepseek_v2": _deepseek_v2,
     "deepseek_v3": _deepseek_v3,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
@@ -342,6 +360,7 @@ FAMILIES: dict[str, Callable[[Draw, Config], Config]] = {
     "phi3": _phi3,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    "qwen2_moe": _qwen2_moe,
     "qwen3_moe": _qwen3_moe,
     "smollm3": _smollm3,
     "stablelm": _stablelm,

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -28,12 +28,12 @@ except ImportError as missing:
     raise ConfigError(f"quire bench needs the package {missing.name}: pip install 'quire[bench]'") from missing
 from quire.app.bench.comparison import ScoredText, as_accuracy_table, summarize_run, write_accuracy_plot
 from quire.app.bench.scorers import Score, Scorer, TokenizedText, connect_scorer, split_text
+from quire.app.bench.server_process import serve_command, started_server
 
 _BUNDLED_TEXT = "harbour.txt"
 _FEWEST_TOKENS = 100  # of a text: the perplexity of fewer says more about the text than about the model
 _ADDRESS = re.compile(r"at (https?://[^\s\"]+)")
 _LAST_LINES = 3  # of a server that ended, in the error
-_EXIT_SECONDS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,27 +160,20 @@ def _serving(words: Sequence[str]) -> Iterator[str]:
     Raises:
         ServerError: it ended before it was ready.
     """
-    command = [sys.executable, "-m", "quire", "serve", *words, "--host", "127.0.0.1", "--port", "0"]
-    with subprocess.Popen(  # noqa: S603 our own command
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    ) as process:
+    command = serve_command(*words, "--host", "127.0.0.1", "--port", "0")
+    with started_server(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         lines: deque[str] = deque(maxlen=_LAST_LINES)
-        reader = Thread(target=lines.extend, args=(process.stderr,), daemon=True)  # a full pipe would stop the server
-        try:
-            url = _address(process.stderr, lines)
-            if url is None:
-                raise ServerError(f"`quire serve` ended: {' '.join(' '.join(lines).split())}")
-            reader.start()
-            yield url
-        finally:
-            process.terminate()
-            try:
-                process.wait(_EXIT_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-            if reader.ident is not None:
-                reader.join(_EXIT_SECONDS)
+        url = _address(process.stderr, lines)
+        if url is None:
+            raise ServerError(f"`quire serve` ended: {' '.join(' '.join(lines).split())}")
+        Thread(target=_read_log, args=(process.stderr, lines), daemon=True).start()  # a full pipe would stop the server
+        yield url
+
+
+def _read_log(log: IO[str], lines: deque[str]) -> None:
+    with suppress(ValueError):  # it is closed when the server has ended
+        lines.extend(log)
 
 
 def _address(log: IO[str], lines: deque[str]) -> str | None:

@@ -15,6 +15,7 @@ import httpx
 import psutil
 from tqdm import trange
 
+from quire.app.bench.server_process import serve_command, started_server
 from quire.app.files import check_writable
 from quire.app.openai_client import ServerError, first_model
 from quire.config.command import ConfigError
@@ -46,20 +47,15 @@ def run(settings: BenchStartup) -> int:
 
 def _start_once(settings: BenchStartup) -> dict[str, float]:
     port = _free_port()
-    command = [sys.executable, "-m", "quire", "serve", *settings.model, "--port", str(port)]
+    command = serve_command(*settings.model, "--port", str(port), *_split(settings.serve_args))
     started = time.perf_counter()
-    with subprocess.Popen(  # noqa: S603 our own command
-        [*command, *_split(settings.serve_args)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
-        try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=settings.timeout) as client:
-                _wait_ready(client, process, started + settings.timeout)
-                ready = time.perf_counter() - started
-                _first_token(client)
-                first = time.perf_counter() - started
-            return {"ready_s": ready, "first_token_s": first, "peak_mb": _memory(process.pid)}
-        finally:
-            process.terminate()
+    with started_server(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=settings.timeout) as client:
+            _wait_ready(client, process, started + settings.timeout)
+            ready = time.perf_counter() - started
+            _first_token(client)
+            first = time.perf_counter() - started
+        return {"ready_s": ready, "first_token_s": first, "peak_mb": _memory(process.pid)}
 
 
 def _split(serve_args: str) -> list[str]:

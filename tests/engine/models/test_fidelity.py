@@ -75,6 +75,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "a partial rope of an odd size": ("phi3", {"partial_rotary_factor": 0.47}),
     "a list of layers without rope that is too long": ("smollm3", {"no_rope_layers": [1, 0, 1, 1, 0, 0, 1]}),
     "no experts": ("qwen3_moe", {"num_experts": 0}),
+    "experts of qwen2 with weights that sum to 1": ("qwen2_moe", {"norm_topk_prob": True, "qkv_bias": False}),
+    "deepseek v2 without groups": ("deepseek_v2", {"topk_method": "greedy", "q_lora_rank": None}),
     **{
         f"longrope, {name}": (case, {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": 24, **params}})
         for name, case, params in (
@@ -187,6 +189,8 @@ def test_a_tied_weight_under_the_heads_name(tmp_path: Path) -> None:
         ("deepseek_v3", {"n_group": 8}, "8 experts cannot be split into 8 groups of two or more"),
         ("deepseek_v3", {"n_group": 3}, "8 experts cannot be split into 3 groups"),
         ("deepseek_v3", {"topk_group": 5}, "topk_group is 5, but there are only 4 groups"),
+        ("deepseek_v2", {"n_group": 3}, "8 experts cannot be split into 3 groups"),
+        ("deepseek_v2", {"topk_group": 5}, "topk_group is 5, but there are only 4 groups"),
         ("deepseek_v3", {"hidden_act": "swoosh"}, "'swoosh' is not supported"),
     ],
 )

@@ -409,6 +409,12 @@ BROKEN: list[tuple[str, Callable[[Tensors], object], type[ModelError], str]] = [
     ),
     ("bnb-int8", lambda t: t.pop("SCB"), BrokenFolder, r"\.SCB is missing"),
     ("bnb-int8", lambda t: t["weight_format"].fill_(2), UnsupportedModel, r"\.weight_format is 2, but only rows \(0\)"),
+    (
+        "bnb-int8",
+        lambda t: t.update(weight_format=torch.full((40, 40), 3)),
+        UnsupportedModel,
+        r"\.weight_format is 3, but",
+    ),
 ]
 
 

@@ -28,8 +28,9 @@ from quire.kernels.grouped import can_pack_groups
 from quire.kernels.grouped_weight import GroupedWeight
 from tests.support import models
 from tests.support.engine import Engine, greedy, load, random_prompt
-from tests.support.gguf_models import ARCHITECTURES, write_gguf
+from tests.support.gguf_models import ARCHITECTURES, JINA, write_gguf
 from tests.support.hf_encoders import hidden_states, make_encoder, pool, random_text
+from tests.support.jina import JinaBert
 from tests.support.models import make_model, save_model
 from tests.support.variants import slow_but
 
@@ -52,6 +53,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "llama-yarn": {},
     "mixtral": {"sliding_window": None},
     "qwen2": {},
+    "qwen2_moe": {"mlp_only_layers": []},
     "qwen3": {},
     "qwen3_moe": {"mlp_only_layers": []},
     "phi": {},
@@ -65,6 +67,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "granite": {},
     "smollm3": {},
     "gpt_oss": {},
+    "deepseek_v2": {},
     "deepseek_v3": {},
     "deepseek_v3-yarn": {},
     "falcon": {},
@@ -75,6 +78,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "cohere": {},
     "cohere2": {},
 }
+MISTRAL3 = "mistral3"  # other names of Llama are tried as such
 SEEING = {"qwen2vl", "qwen3vl", "qwen3vlmoe"}  # are tried with their towers, in `test_gguf_projectors`
 ENCODERS = {"bert": "bert", "xlm-roberta": "t5", "nomic_bert": "bert"}  # with the kind of their tokenizers
 
@@ -103,7 +107,51 @@ def test_decoders(tmp_path: Path, case: str) -> None:
 
 def test_all_architectures_are_tried() -> None:
     tried = [models.DECODERS[case][0] for case in DECODERS]
-    assert {ARCHITECTURES[kind] for kind in (*tried, *ENCODERS)} | SEEING == set(CONFIGS)
+    assert {ARCHITECTURES[kind] for kind in (*tried, *ENCODERS)} | {JINA, MISTRAL3, *SEEING} == set(CONFIGS)
+
+
+# The families that people have files of, by what these call their architecture.
+LISTED = {
+    "llama, mistral, mixtral, smollm": ["llama"],
+    "mistral small 3": ["mistral3"],
+    "smollm 3": ["smollm3"],
+    "qwen": ["qwen2", "qwen2moe", "qwen3", "qwen3moe", "qwen2vl", "qwen3vl", "qwen3vlmoe"],
+    "gemma": ["gemma", "gemma2", "gemma3"],
+    "phi": ["phi2", "phi3"],
+    "granite": ["granite"],
+    "olmo 2": ["olmo2"],
+    "falcon": ["falcon"],
+    "starcoder 2": ["starcoder2"],
+    "stablelm": ["stablelm"],
+    "cohere": ["command-r", "cohere2"],
+    "deepseek": ["deepseek2"],
+    "gpt-oss": ["gpt-oss"],
+    "embedders": ["bert", "nomic-bert", "jina-bert-v2"],
+}
+
+
+@pytest.mark.parametrize("family", LISTED)
+def test_families_that_people_have_are_read(family: str) -> None:
+    assert set(LISTED[family]) <= CONFIGS.keys()
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({".expert_gating_func": 3}, r"deepseek2\.expert_gating_func is 3, which is not supported.*1 \(softmax\)"),
+        ({".expert_weights_norm": True}, r"DeepSeek V2 model whose experts' weights sum to 1"),
+    ],
+)
+def test_other_routers_of_deepseek_are_refused(tmp_path: Path, metadata: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        twins(tmp_path, "deepseek_v2", metadata=metadata)
+
+
+@pytest.mark.slow
+def test_mistral_small_is_a_llama(tmp_path: Path) -> None:
+    check_tokens(*twins(tmp_path, "llama", architecture=MISTRAL3))
+    with pytest.raises(UnsupportedModel, match="Ministral 3, whose attention has a temperature"):
+        twins(tmp_path, "llama", architecture=MISTRAL3, metadata={".attention.temperature_scale": 0.1})
 
 
 def encoder_tokenizer(case: str) -> Callable[[gguf.GGUFWriter], None]:
@@ -125,6 +173,33 @@ def test_encoders(tmp_path: Path, case: str) -> None:
     twin = tmp_path / "twin"
     make_encoder(case).save_pretrained(twin)
     folder = model_folder(write_gguf(twin, tmp_path / "encoder.gguf", tokenizer=encoder_tokenizer(case)))
+    prompts = [random_text(seed, length) for seed, length in ((1, 5), (2, 40))]
+    states, expected = (hidden_states(Engine(each), prompts) for each in (folder, twin))
+    for state, other in zip(states, expected, strict=True):
+        np.testing.assert_array_equal(state, other)
+
+
+@pytest.mark.parametrize("qk_norm", [False, True], ids=["plain", "qk_norm"])
+@pytest.mark.parametrize("is_split", [False, True], ids=["joined", "split"])
+def test_jina_embedders(tmp_path: Path, *, qk_norm: bool, is_split: bool) -> None:
+    """Older files have the gates and the ups of feed-forwards in two tensors."""
+    twin = tmp_path / "twin"
+    twin.mkdir()
+    model = JinaBert(qk_norm=qk_norm, hidden_size=96)
+    model.save(twin)
+    joined = {name: tensor for name, tensor in model.weights.items() if "gated_layer" in name}
+    tensors: dict[str, Any] = {}
+    if is_split:
+        parts = ("ffn_up", "ffn_gate") if qk_norm else ("ffn_gate", "ffn_up")
+        for index, weight in enumerate(joined.values()):
+            halves = zip(parts, weight.chunk(2), strict=True)
+            tensors |= {f"blk.{index}.{part}.weight": half.numpy() for part, half in halves}
+        save_file(
+            {name: weight for name, weight in model.weights.items() if name not in joined}, twin / "model.safetensors"
+        )
+    path = tmp_path / "m.gguf"
+    folder = model_folder(write_gguf(twin, path, kind=None, tensors=tensors, tokenizer=encoder_tokenizer("bert")))
+    model.save(twin)
     prompts = [random_text(seed, length) for seed, length in ((1, 5), (2, 40))]
     states, expected = (hidden_states(Engine(each), prompts) for each in (folder, twin))
     for state, other in zip(states, expected, strict=True):

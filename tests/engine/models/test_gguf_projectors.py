@@ -21,7 +21,10 @@ from tests.support.variants import slow_but
 from tests.support.vision_models import COMPOSITES, make_composite, prompt_with_pictures, save_seeing
 
 TOKENS = 7
-CASES = ["gemma3-narrow", "idefics3", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"]
+CASES = [
+    *("gemma3-narrow", "idefics3", "internvl", "llava", "llava_next", "mistral3"),
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +48,13 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.fixture(scope="module")
+def seeing_llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("llava")
+    written(target, "llava")
+    return target
+
+
 def linked(source: Path, target: Path, *names: str) -> Path:
     """Link files of a directory in another one. Returns the path of the model there."""
     for name in names:
@@ -55,11 +65,14 @@ def linked(source: Path, target: Path, *names: str) -> Path:
 def written(target: Path, case: str, metadata: dict[str, Any] | None = None) -> tuple[Path, Path]:
     """The path of a case's file, and its twin in Hugging Face's format."""
     twin = save_seeing(make_composite(case), case, target / "twin")
+    path = twin / "config.json"
+    config = json.loads(path.read_text())
     if case.startswith("gemma3"):  # files have no room for another scale of scores
-        path = twin / "config.json"
-        config = json.loads(path.read_text())
         config["text_config"]["query_pre_attn_scalar"] = config["text_config"]["head_dim"]
-        path.write_text(json.dumps(config))
+    elif case == "mistral3":  # nor for another size of pictures than the tower's
+        processor = json.loads((twin / "preprocessor_config.json").read_text())
+        config["vision_config"]["image_size"] = processor["size"]["longest_edge"]
+    path.write_text(json.dumps(config))
     return write_seeing(twin, target, metadata), twin
 
 
@@ -109,11 +122,6 @@ def changed(seeing: Path, target: Path, metadata: dict[str, Any], without: str =
 
 
 REFUSED: dict[str, tuple[dict[str, Any], type[ModelError], str]] = {
-    "of a type that is not supported": (
-        {"clip.projector_type": "ldp"},
-        UnsupportedModel,
-        r"projector of the type 'ldp', which is not supported; supported are gemma3, .*qwen3vl_merger.*another folder",
-    ),
     "of other models": (
         {"clip.projector_type": "gemma3"},
         UnsupportedModel,
@@ -152,6 +160,34 @@ def test_towers_that_cannot_be_used_are_refused(seeing: Path, tmp_path: Path, ca
     assert str(caught.value).startswith(PROJECTOR)
 
 
+@pytest.mark.parametrize("key", ["projector_type", "vision.projector_type", "audio.projector_type"])
+def test_towers_of_other_types_are_not_used(
+    seeing: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, key: str
+) -> None:
+    """The model reads text, and each start says why."""
+    file = changed(seeing, tmp_path, {"clip.projector_type": None, f"clip.{key}": "ldp"})
+    for _ in range(2):
+        caplog.clear()
+        assert read_model_config(model_folder(file)).facts.pictures is None
+        (message,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+        assert message.startswith(f"{MODEL} reads no pictures: {PROJECTOR}, which lies beside it, has a projector of ")
+        assert "the type 'ldp', which is not supported; supported are gemma3, " in message
+
+
+LLAVAS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "with another tower": ({}, "v.class_embd", "'mlp' with a tower other than CLIP"),
+    "of another layer": ({"clip.vision.feature_layer": [0, 1]}, "", r"clip\.vision\.feature_layer is \[0, 1\]"),
+    "of another width": ({}, "mm.2.weight", r"has no tensor mm\.2\.weight"),
+}
+
+
+@pytest.mark.parametrize("case", LLAVAS)
+def test_other_towers_of_llava_are_refused(seeing_llava: Path, tmp_path: Path, case: str) -> None:
+    metadata, without, message = LLAVAS[case]
+    with pytest.raises(ModelError, match=message):
+        model_folder(changed(seeing_llava, tmp_path, metadata, without))
+
+
 def test_a_tensor_that_is_missing_is_named(seeing: Path, tmp_path: Path) -> None:
     folder = model_folder(changed(seeing, tmp_path, {}, without="v.blk.1.ffn_up.bias"))
     with pytest.raises(ModelError, match=r"missing.*vision_model\.encoder\.layers\.1\.mlp\.fc1\.bias"):
@@ -183,7 +219,7 @@ def test_the_exactest_of_several_files_is_used(seeing: Path, tmp_path: Path) -> 
 
 
 def test_files_of_other_models_are_ignored_where_there_are_several(seeing: Path, tmp_path: Path) -> None:
-    file = changed(seeing, tmp_path, {"clip.projector_type": "ldp"})
+    file = changed(seeing, tmp_path, {"clip.projector_type": "gemma3"})
     (tmp_path / "other.gguf").symlink_to(seeing / MODEL)
     assert read_model_config(model_folder(file)).facts.pictures is None
 

@@ -17,6 +17,7 @@ from quire.engine.models.specs.decoder import (
     GroupedSigmoidRouter,
     Layer,
     MoE,
+    SoftmaxRouter,
     StackSpec,
     TransducerSpec,
     TransformerSpec,
@@ -156,7 +157,12 @@ def _problems(part: Any) -> Iterator[str]:
             experts % groups or experts < 2 * groups
         ):
             yield f"{experts} experts cannot be split into {groups} groups of two or more"
-        case GroupedSigmoidRouter(groups=groups, top_groups=top_groups) if top_groups > groups:
+        case MoE(router=SoftmaxRouter(groups=groups), experts=experts) if experts % groups:
+            yield f"{experts} experts cannot be split into {groups} groups"
+        case (
+            GroupedSigmoidRouter(groups=groups, top_groups=top_groups)
+            | SoftmaxRouter(groups=groups, top_groups=top_groups)
+        ) if top_groups > groups:
             yield f"topk_group is {top_groups}, but there are only {groups} groups of experts"
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.engine.models.families.llama import LLAMA, biased_attention, decoder, mlp
 from quire.engine.models.family import Facts, Family
-from quire.engine.models.specs.decoder import DecoderSpec, GatedExperts, Layer, MoE, QKNorm, SoftmaxRouter
+from quire.engine.models.specs.decoder import DecoderSpec, FeedForward, GatedExperts, Layer, MoE, QKNorm, SoftmaxRouter
 from quire.engine.models.specs.tensor_names import NamedTensors, WeightNames
 
 if TYPE_CHECKING:  # families are read without torch
@@ -30,9 +30,14 @@ def qwen3_moe(config: Any) -> DecoderSpec:
     )
     window = config.sliding_window if getattr(config, "use_sliding_window", False) else None
     attn = biased_attention(config, qk_norm=QKNorm.HEAD, window=window)
+    return decoder(config, [Layer(attn=attn, ffn=ffn) for ffn in feed_forwards(config, experts)])
+
+
+def feed_forwards(config: Any, experts: MoE) -> list[FeedForward]:
+    """The feed-forwards of all layers, some of which may be dense."""
     dense = set(config.mlp_only_layers or ()) if config.num_experts else set(range(config.num_hidden_layers))
     sparse = [i not in dense and (i + 1) % config.decoder_sparse_step == 0 for i in range(config.num_hidden_layers)]
-    return decoder(config, [Layer(attn=attn, ffn=experts if is_sparse else mlp(config)) for is_sparse in sparse])
+    return [experts if is_sparse else mlp(config) for is_sparse in sparse]
 
 
 def _without_stacks(hidden: int, tensors: NamedTensors) -> Iterator[tuple[str, Tensor]]:

@@ -130,13 +130,18 @@ class MoELayer(nn.Module):
         self._biases: tuple[Tensor, Tensor] | None = None
         self.experts = nn.ModuleList(Expert(hidden, spec, index, *self._stacks) for index in range(count))
         self.shared = _shared_expert(hidden, spec)
+        self.shared_gate = Router(hidden, 1, bias=False) if spec.shared_gate else None
 
     def forward(self, x: Tensor) -> Tensor:
         """(tokens, hidden) to (tokens, hidden)."""
         chosen, weights = self.route(x)
         out = self._run_stacked(x, chosen, weights) if self._stacks[0].is_used else self._run(x, chosen, weights)
-        out = out if self.shared is None else out + self.shared(x)
+        out = out if self.shared is None else out + self._run_shared(x, self.shared)
         return out if self._group is None else self._group.all_reduce(out)
+
+    def _run_shared(self, x: Tensor, shared: GatedMLPLayer) -> Tensor:
+        out: Tensor = shared(x)
+        return out if self.shared_gate is None else out * self.shared_gate.logits(x).sigmoid().to(out.dtype)
 
     def _run(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Expert by expert, of those that some token has chosen."""
@@ -186,7 +191,10 @@ class MoELayer(nn.Module):
         logits = self.router.logits(x)
         router, top_k = self.spec.router, self.spec.top_k
         if isinstance(router, SoftmaxRouter):
-            return softmax_top_k(logits, top_k, renormalize=router.renormalize)
+            chosen, weights = softmax_top_k(
+                logits, top_k, renormalize=router.renormalize, groups=router.groups, top_groups=router.top_groups
+            )
+            return chosen, weights if router.scale == 1.0 else weights * router.scale
         assert self.score_bias is not None
         return grouped_sigmoid(
             logits,

@@ -219,11 +219,23 @@ class PlainMLP(SpecPart):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SoftmaxRouter:
-    """Select the top_k experts by the softmax of the router's logits."""
+class SoftmaxRouter(SpecPart):
+    """Select groups by their highest logit, then the top_k experts in these by the softmax of all logits.
 
-    renormalize: bool = True  # the weights of the selected experts sum to 1
+    Attributes:
+        renormalize: the weights of the selected experts sum to 1.
+        groups: number of groups; 1: there are none.
+        top_groups: number of groups that are selected.
+        scale: factor of the weights.
+    """
+
+    positive: ClassVar = ("groups", "top_groups")
+
+    renormalize: bool = True
     bias: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,6 +273,7 @@ class MoE(SpecPart):
 
     Attributes:
         experts: number of all experts, which the router selects from.
+        shared_gate: the shared expert's result is multiplied with the sigmoid of a logit of the token.
         first_expert: index of the first expert that this rank has.
         num_local_experts: number of experts that this rank has; None: all.
     """
@@ -273,6 +286,7 @@ class MoE(SpecPart):
     router: SoftmaxRouter | GroupedSigmoidRouter
     expert: GatedExperts | ClampedSwigluExperts = GatedExperts()
     shared: int = 0
+    shared_gate: bool = False
     first_expert: int = 0
     num_local_experts: int | None = None
 

@@ -85,7 +85,8 @@ def _read_rows(module: str, stored: StoredTensors) -> NamedWeight:
     check_tensor(scales_name, largest, (torch.float32,), (size_out,), (size_out, 1))
     layout = f"{module}.{_WEIGHT}_format"
     if layout in stored and bool(stored[layout].any()):
-        raise UnsupportedModel(f"{layout} is {stored[layout].tolist()}, but only rows (0) are supported")
+        values = stored[layout]
+        raise UnsupportedModel(f"{layout} is {values[values != 0][0].item()}, but only rows (0) are supported")
 
     def read(rows: slice, columns: slice) -> GroupedWeight:
         groups = input_groups(columns, size_in, None)

@@ -9,16 +9,17 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.engine.models.checkpoint.gguf.facts import GgufFacts
+from quire.engine.models.checkpoint.gguf.rope import THETA, check_whole_heads, partial_rope, rope_of
 from quire.engine.models.errors import BrokenFolder, UnknownArchitecture, UnsupportedModel
 
 Config = dict[str, Any]
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+EXPERTS, SHARED = "blk.0.ffn_up_exps.weight", "blk.0.ffn_up_shexp.weight"
 DENSE, LABELS = "cls.weight", "cls.output.weight"  # of heads for labels
-ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-_THETA = 10000.0  # where a file has no base
 _SLIDING, _FULL = "sliding_attention", "full_attention"
-_SIGMOID = 2  # value of expert_gating_func
-_DEEPSEEK_V3_EXPERTS, _DEEPSEEK_V3_GROUPS = 256, (8, 4)  # of files that are older than the keys of groups
+_SOFTMAX, _SIGMOID = 1, 2  # values of expert_gating_func
+# Groups of experts, and those that a token selects, by the number of experts: of files that are older than their keys.
+_DEEPSEEK_V2_GROUPS, _DEEPSEEK_V3_GROUPS = {160: (8, 3)}, {256: (8, 4)}
 _GEMMA_27B = {"gemma2": 46, "gemma3": 62}  # layers of the models whose scores are scaled by the width of all heads
 _STARCODER2_WINDOW = 4096  # of all models that were published; files do not have it
 _POOLING = {1: "mean", 2: "cls", 3: "lasttoken"}
@@ -92,14 +93,6 @@ def num_layers(facts: GgufFacts) -> int:
     return facts.integer(".block_count") - (facts.optional_integer(".nextn_predict_layers") or 0)
 
 
-def head_dim(facts: GgufFacts) -> int:
-    """Elements of a head."""
-    heads = facts.integer(".attention.head_count")
-    if heads < 1:
-        raise BrokenFolder(f"{facts.file}: {facts.architecture}.attention.head_count must be above 0, not {heads}")
-    return facts.optional_integer(".attention.key_length") or facts.integer(".embedding_length") // heads
-
-
 def _decoder(facts: GgufFacts, model_type: str, head: str, **fields: Any) -> Config:
     """What the configs of all decoders have."""
     heads = facts.integer(".attention.head_count")
@@ -115,7 +108,7 @@ def _decoder(facts: GgufFacts, model_type: str, head: str, **fields: Any) -> Con
         "vocab_size": facts.shape(EMBEDDING)[0],
         "hidden_act": "silu",
         "tie_word_embeddings": HEAD not in facts.shapes,
-        "rope_parameters": _rope(facts),
+        "rope_parameters": rope_of(facts),
         **_special_tokens(facts),
         **fields,
     }
@@ -132,76 +125,6 @@ def _special_tokens(facts: GgufFacts) -> Config:
     return {name: facts.optional_integer(f"tokenizer.ggml.{stored}_token_id") for name, stored in names.items()}
 
 
-def _rope(facts: GgufFacts) -> Config:
-    """The parameters of the rope.
-
-    Raises:
-        UnsupportedModel: it is scaled in an unknown way.
-    """
-    theta = facts.optional_number(".rope.freq_base") or _THETA
-    kind = facts.optional_text(".rope.scaling.type") or "none"
-    trained = facts.optional_integer(".rope.scaling.original_context_length")
-    factors = {side: f"rope_factors_{side}.weight" for side in ("short", "long")}
-    rope: Config = {"rope_theta": theta}
-    if all(name in facts.shapes for name in factors.values()):
-        scale = facts.optional_number(".rope.scaling.attn_factor")
-        rope |= {f"{side}_factor": list(facts.values(name)) for side, name in factors.items()}
-        return {
-            **rope,
-            "rope_type": "longrope",
-            "original_max_position_embeddings": trained or facts.integer(".context_length"),
-            **({} if scale is None else {"attention_factor": scale}),
-        }
-    if "rope_freqs.weight" in facts.shapes:  # Llama 3's scaling, as factors by which frequencies are divided
-        divisors = list(facts.values("rope_freqs.weight"))
-        return {
-            **rope,
-            "rope_type": "longrope",
-            "short_factor": divisors,
-            "long_factor": divisors,
-            "attention_factor": 1.0,
-            "original_max_position_embeddings": facts.integer(".context_length"),
-        }
-    if kind == "none":
-        return {**rope, "rope_type": "default"}
-    if kind == "linear":
-        return {**rope, "rope_type": kind, "factor": facts.number(".rope.scaling.factor")}
-    if kind == "yarn":
-        return {**rope, "rope_type": kind, **_yarn(facts, trained)}
-    raise UnsupportedModel(
-        f"{facts.file}: {facts.architecture}.rope.scaling.type {kind!r} is not supported; supported are none, linear, "
-        "yarn and longrope with its factors"
-    )
-
-
-def _yarn(facts: GgufFacts, trained: int | None) -> Config:
-    optional = {
-        "attention_factor": facts.optional_number(".rope.scaling.attn_factor"),
-        "beta_fast": facts.optional_number(".rope.scaling.yarn_beta_fast"),
-        "beta_slow": facts.optional_number(".rope.scaling.yarn_beta_slow"),
-    }
-    return {
-        "factor": facts.number(".rope.scaling.factor"),
-        "original_max_position_embeddings": trained or facts.integer(".context_length"),
-        **{name: value for name, value in optional.items() if value is not None},
-    }
-
-
-def _partial(facts: GgufFacts, rope: Config) -> Config:
-    """The parameters of a rope that may rotate a part of each head only."""
-    dim = facts.optional_integer(".rope.dimension_count")
-    return rope if dim is None else {**rope, "partial_rotary_factor": dim / head_dim(facts)}
-
-
-def _check_whole_heads(facts: GgufFacts) -> None:
-    dim, whole = facts.optional_integer(".rope.dimension_count"), head_dim(facts)
-    if dim not in (None, whole):
-        raise UnsupportedModel(
-            f"{facts.file}: {facts.architecture}.rope.dimension_count is {dim}, but models of this architecture rotate "
-            f"whole heads, of {whole} elements"
-        )
-
-
 def _alternating(layers: int, period: int) -> list[str]:
     """Types of layers, of which every `period`-th attends to all positions."""
     return [_SLIDING if (index + 1) % period else _FULL for index in range(layers)]
@@ -209,8 +132,8 @@ def _alternating(layers: int, period: int) -> list[str]:
 
 def _llama(facts: GgufFacts) -> Config:
     """Llama, Mistral and Mixtral, which share an architecture. Windows of Mistral's first model are not in files."""
-    _check_whole_heads(facts)
-    dim = head_dim(facts)
+    check_whole_heads(facts)
+    dim = facts.head_dim
     experts = facts.optional_integer(".expert_count") or 0
     if experts:
         return _rms_decoder(
@@ -225,6 +148,16 @@ def _llama(facts: GgufFacts) -> Config:
     return _rms_decoder(facts, "llama", "Llama", head_dim=dim, **_biases(facts))
 
 
+def _mistral3(facts: GgufFacts) -> Config:
+    """Mistral Small 3.1 and its relatives, which are Llamas."""
+    if facts.optional_number(".attention.temperature_scale"):
+        raise UnsupportedModel(
+            f"{facts.file} is a Ministral 3, whose attention has a temperature that grows with positions, which is not "
+            "supported"
+        )
+    return _llama(facts)
+
+
 def _biases(facts: GgufFacts) -> Config:
     return {
         "attention_bias": "blk.0.attn_q.bias" in facts.shapes,
@@ -233,13 +166,35 @@ def _biases(facts: GgufFacts) -> Config:
 
 
 def _qwen2(facts: GgufFacts) -> Config:
-    return _rms_decoder(facts, "qwen2", "Qwen2", use_sliding_window=False, head_dim=head_dim(facts))
+    return _rms_decoder(facts, "qwen2", "Qwen2", use_sliding_window=False, head_dim=facts.head_dim)
 
 
 def _qwen3(facts: GgufFacts) -> Config:
     bias = "blk.0.attn_q.bias" in facts.shapes
+    return _rms_decoder(facts, "qwen3", "Qwen3", use_sliding_window=False, head_dim=facts.head_dim, attention_bias=bias)
+
+
+def _qwen2moe(facts: GgufFacts) -> Config:
+    """Qwen 2 with experts. Older files leave out the sizes of experts."""
+    sizes = {}
+    for name, tensor in (("expert_feed_forward_length", EXPERTS), ("expert_shared_feed_forward_length", SHARED)):
+        stored = facts.optional_integer(f".{name}")
+        sizes[tensor] = facts.shape(tensor)[-2] if stored is None else stored
     return _rms_decoder(
-        facts, "qwen3", "Qwen3", use_sliding_window=False, head_dim=head_dim(facts), attention_bias=bias
+        facts,
+        "qwen2_moe",
+        "Qwen2Moe",
+        head_dim=facts.head_dim,
+        num_experts=facts.integer(".expert_count"),
+        num_experts_per_tok=facts.integer(".expert_used_count"),
+        moe_intermediate_size=sizes[EXPERTS],
+        shared_expert_intermediate_size=sizes[SHARED],
+        intermediate_size=sizes[SHARED],
+        norm_topk_prob=False,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        use_sliding_window=False,
+        qkv_bias="blk.0.attn_q.bias" in facts.shapes,
     )
 
 
@@ -248,7 +203,7 @@ def _qwen3moe(facts: GgufFacts) -> Config:
         facts,
         "qwen3_moe",
         "Qwen3Moe",
-        head_dim=head_dim(facts),
+        head_dim=facts.head_dim,
         num_experts=facts.integer(".expert_count"),
         num_experts_per_tok=facts.integer(".expert_used_count"),
         moe_intermediate_size=facts.integer(".expert_feed_forward_length"),
@@ -262,7 +217,7 @@ def _qwen3moe(facts: GgufFacts) -> Config:
 
 
 def _gemma(facts: GgufFacts) -> Config:
-    return _rms_decoder(facts, "gemma", "Gemma", head_dim=head_dim(facts), hidden_act="gelu_pytorch_tanh")
+    return _rms_decoder(facts, "gemma", "Gemma", head_dim=facts.head_dim, hidden_act="gelu_pytorch_tanh")
 
 
 def _gemma2(facts: GgufFacts) -> Config:
@@ -271,7 +226,7 @@ def _gemma2(facts: GgufFacts) -> Config:
         facts,
         "gemma2",
         "Gemma2",
-        head_dim=head_dim(facts),
+        head_dim=facts.head_dim,
         hidden_activation="gelu_pytorch_tanh",
         query_pre_attn_scalar=_gemma_scalar(facts),
         sliding_window=facts.integer(".attention.sliding_window"),
@@ -282,18 +237,18 @@ def _gemma2(facts: GgufFacts) -> Config:
 
 
 def _gemma3(facts: GgufFacts) -> Config:
-    local = facts.optional_number(".rope.freq_base_swa") or _THETA
+    local = facts.optional_number(".rope.freq_base_swa") or THETA
     return _rms_decoder(
         facts,
         "gemma3_text",
         "Gemma3",
-        head_dim=head_dim(facts),
+        head_dim=facts.head_dim,
         hidden_activation="gelu_pytorch_tanh",
         query_pre_attn_scalar=_gemma_scalar(facts),
         sliding_window=facts.integer(".attention.sliding_window"),
         layer_types=_layer_types(facts, 6),
         final_logit_softcapping=facts.optional_number(".final_logit_softcapping"),
-        rope_parameters={_SLIDING: {"rope_type": "default", "rope_theta": local}, _FULL: _rope(facts)},
+        rope_parameters={_SLIDING: {"rope_type": "default", "rope_theta": local}, _FULL: rope_of(facts)},
     )
 
 
@@ -301,7 +256,7 @@ def _gemma_scalar(facts: GgufFacts) -> int:
     """The number whose root scores are divided by. It is not in files."""
     if num_layers(facts) == _GEMMA_27B[facts.architecture]:
         return facts.integer(".embedding_length") // facts.integer(".attention.head_count")
-    return head_dim(facts)
+    return facts.head_dim
 
 
 def _layer_types(facts: GgufFacts, period: int) -> list[str]:
@@ -317,7 +272,7 @@ def _layer_types(facts: GgufFacts, period: int) -> list[str]:
 
 
 def _phi3(facts: GgufFacts) -> Config:
-    rope = _rope(facts)
+    rope = rope_of(facts)
     trained = rope.get("original_max_position_embeddings", facts.integer(".context_length"))
     return _rms_decoder(
         facts,
@@ -325,7 +280,7 @@ def _phi3(facts: GgufFacts) -> Config:
         "Phi3",
         sliding_window=facts.optional_integer(".attention.sliding_window") or None,
         original_max_position_embeddings=trained,
-        rope_parameters=_partial(facts, rope),
+        rope_parameters=partial_rope(facts, rope),
     )
 
 
@@ -337,12 +292,12 @@ def _phi2(facts: GgufFacts) -> Config:
         layer_norm_eps=facts.number(".attention.layer_norm_epsilon"),
         hidden_act="gelu_new",
         qk_layernorm=False,
-        rope_parameters=_partial(facts, _rope(facts)),
+        rope_parameters=partial_rope(facts, rope_of(facts)),
     )
 
 
 def _smollm3(facts: GgufFacts) -> Config:
-    _check_whole_heads(facts)
+    check_whole_heads(facts)
     layers = num_layers(facts)
     return _rms_decoder(
         facts,
@@ -359,13 +314,13 @@ def _smollm3(facts: GgufFacts) -> Config:
 def _granite(facts: GgufFacts) -> Config:
     if facts.optional_integer(".expert_count"):
         raise UnsupportedModel(f"{facts.file} is a Granite model with experts, which is not supported")
-    _check_whole_heads(facts)
+    check_whole_heads(facts)
     scale = facts.optional_number(".attention.scale")
     return _rms_decoder(
         facts,
         "granite",
         "Granite",
-        attention_multiplier=head_dim(facts) ** -0.5 if scale is None else scale,
+        attention_multiplier=facts.head_dim**-0.5 if scale is None else scale,
         embedding_multiplier=facts.optional_number(".embedding_scale") or 1.0,
         residual_multiplier=facts.optional_number(".residual_scale") or 1.0,
         logits_scaling=facts.optional_number(".logit_scale") or 1.0,
@@ -424,7 +379,7 @@ def _stablelm(facts: GgufFacts) -> Config:
         use_qkv_bias="blk.0.attn_q.bias" in facts.shapes,
         qk_layernorm="blk.0.attn_q_norm.weight" in facts.shapes,
         use_parallel_residual="blk.0.ffn_norm.weight" not in facts.shapes if parallel is None else parallel,
-        rope_parameters=_partial(facts, _rope(facts)),
+        rope_parameters=partial_rope(facts, rope_of(facts)),
     )
 
 
@@ -454,24 +409,33 @@ def _cohere2(facts: GgufFacts) -> Config:
 
 
 def _deepseek2(facts: GgufFacts) -> Config:
-    """DeepSeek V3 and R1. V2 has the same architecture in files, with another router."""
-    if facts.optional_integer(".expert_gating_func") != _SIGMOID:
+    """DeepSeek V2, V3 and R1, whose routers differ."""
+    function, is_normed = facts.optional_integer(".expert_gating_func"), bool(facts.flag(".expert_weights_norm"))
+    if function not in (None, _SOFTMAX, _SIGMOID):
         raise UnsupportedModel(
-            f"{facts.file} is a DeepSeek V2 model (its router is not a sigmoid), which is not supported; V3 and R1 are"
+            f"{facts.file}: deepseek2.expert_gating_func is {function}, which is not supported; supported are "
+            f"{_SOFTMAX} (softmax) and {_SIGMOID} (sigmoid)"
+        )
+    is_v2 = function != _SIGMOID  # older files do not say it
+    if is_v2 and is_normed:
+        raise UnsupportedModel(
+            f"{facts.file} is a DeepSeek V2 model whose experts' weights sum to 1 (deepseek2.expert_weights_norm), "
+            "which is not supported"
         )
     rotated = facts.integer(".rope.dimension_count")
     keys = facts.optional_integer(".attention.key_length_mla") or facts.integer(".attention.key_length")
     values = facts.optional_integer(".attention.value_length_mla") or facts.integer(".attention.value_length")
     experts, heads = facts.integer(".expert_count"), facts.integer(".attention.head_count")
-    groups, top_groups = _DEEPSEEK_V3_GROUPS if experts == _DEEPSEEK_V3_EXPERTS else (1, 1)
-    rope = _rope(facts)
+    known_groups = _DEEPSEEK_V2_GROUPS if is_v2 else _DEEPSEEK_V3_GROUPS
+    groups, top_groups = known_groups.get(experts, (1, 1))
+    rope = rope_of(facts)
     if (multiplier := facts.optional_number(".rope.scaling.yarn_log_multiplier")) is not None:
         rope |= {"mscale": 10 * multiplier, "mscale_all_dim": 10 * multiplier}
         rope.pop("attention_factor", None)
     return _rms_decoder(
         facts,
-        "deepseek_v3",
-        "DeepseekV3",
+        "deepseek_v2" if is_v2 else "deepseek_v3",
+        "DeepseekV2" if is_v2 else "DeepseekV3",
         num_key_value_heads=heads,
         q_lora_rank=facts.optional_integer(".attention.q_lora_rank"),
         kv_lora_rank=facts.integer(".attention.kv_lora_rank"),
@@ -484,25 +448,28 @@ def _deepseek2(facts: GgufFacts) -> Config:
         moe_intermediate_size=facts.integer(".expert_feed_forward_length"),
         first_k_dense_replace=facts.optional_integer(".leading_dense_block_count") or 0,
         routed_scaling_factor=facts.optional_number(".expert_weights_scale") or 1.0,
-        norm_topk_prob=bool(facts.flag(".expert_weights_norm")),
+        norm_topk_prob=is_normed,
         n_group=facts.optional_integer(".expert_group_count") or groups,
         topk_group=facts.optional_integer(".expert_group_used_count") or top_groups,
-        num_nextn_predict_layers=0,
         attention_bias=False,
-        rope_interleave=True,
+        **(
+            {"topk_method": "group_limited_greedy"}
+            if is_v2
+            else {"num_nextn_predict_layers": 0, "rope_interleave": True}
+        ),
         rope_parameters=rope,
     )
 
 
 def _gpt_oss(facts: GgufFacts) -> Config:
-    rope = _rope(facts)
+    rope = rope_of(facts)
     if rope["rope_type"] == "yarn":
         rope["truncate"] = False
     return _rms_decoder(
         facts,
         "gpt_oss",
         "GptOss",
-        head_dim=head_dim(facts),
+        head_dim=facts.head_dim,
         intermediate_size=facts.integer(".expert_feed_forward_length"),
         num_local_experts=facts.integer(".expert_count"),
         num_experts_per_tok=facts.integer(".expert_used_count"),
@@ -539,13 +506,28 @@ def roberta_offset(facts: GgufFacts) -> int:
     return (1 if pad is None else pad) + 1
 
 
+def _jina_bert(facts: GgufFacts) -> Config:
+    """Jina's embedders v2. One variant normalizes queries and keys, which configs say by the repository of its code."""
+    variant = "qk-post-norm" if "blk.0.attn_q_norm.weight" in facts.shapes else "implementation"
+    prefix = "jinaai/jina-bert-v2-" if variant == "qk-post-norm" else "jinaai/jina-bert-"
+    return {
+        **_encoder(facts, "bert", "Bert"),
+        "max_position_embeddings": facts.integer(".context_length"),
+        "hidden_act": "gelu",
+        "pad_token_id": facts.optional_integer("tokenizer.ggml.padding_token_id") or 0,
+        "position_embedding_type": "alibi",
+        "feed_forward_type": "geglu",
+        "auto_map": {"AutoConfig": f"{prefix}{variant}--configuration_bert.JinaBertConfig"},
+    }
+
+
 def _nomic_bert(facts: GgufFacts) -> Config:
     return {
         **_encoder(facts, "nomic_bert", "NomicBert"),
         "max_position_embeddings": facts.integer(".context_length"),
         "hidden_act": "silu",
         "pad_token_id": facts.optional_integer("tokenizer.ggml.padding_token_id") or 0,
-        "rope_parameters": _rope(facts),
+        "rope_parameters": rope_of(facts),
     }
 
 
@@ -576,12 +558,15 @@ CONFIGS: dict[str, Callable[[GgufFacts], Config]] = {
     "gemma3": _gemma3,
     "gpt-oss": _gpt_oss,
     "granite": _granite,
+    "jina-bert-v2": _jina_bert,
     "llama": _llama,
+    "mistral3": _mistral3,
     "nomic-bert": _nomic_bert,
     "olmo2": _olmo2,
     "phi2": _phi2,
     "phi3": _phi3,
     "qwen2": _qwen2,
+    "qwen2moe": _qwen2moe,
     "qwen3": _qwen3,
     "qwen2vl": _qwen2,  # without pictures, and with them: see `projector`
     "qwen3moe": _qwen3moe,

@@ -42,6 +42,18 @@ class GgufFacts:
         """What the file calls the kind of its model."""
         return self.text("general.architecture")
 
+    @property
+    def head_dim(self) -> int:
+        """Elements of a head.
+
+        Raises:
+            BrokenFolder: there are no heads.
+        """
+        heads = self.integer(".attention.head_count")
+        if heads < 1:
+            raise BrokenFolder(f"{self.file}: {self.architecture}.attention.head_count must be above 0, not {heads}")
+        return self.optional_integer(".attention.key_length") or self.integer(".embedding_length") // heads
+
     def integer(self, key: str) -> int:
         """The integer under a key.
 

@@ -23,7 +23,7 @@ import tokenizers
 from quire.engine.models.checkpoint.gguf.architectures import config_of, pooling_of
 from quire.engine.models.checkpoint.gguf.container import open_parts, parts_of
 from quire.engine.models.checkpoint.gguf.facts import GgufFacts, facts_of
-from quire.engine.models.checkpoint.gguf.projector import ARCHITECTURE, Projector
+from quire.engine.models.checkpoint.gguf.projector import ARCHITECTURE, KINDS, Projector, kind_of
 from quire.engine.models.checkpoint.gguf.tokenizer import GgufTokenizer
 from quire.engine.models.checkpoint.user_cache import user_cache
 from quire.engine.models.errors import BrokenFolder, ModelError, UnsupportedModel
@@ -31,7 +31,7 @@ from quire.engine.models.errors import BrokenFolder, ModelError, UnsupportedMode
 logger = logging.getLogger(__name__)
 METHOD = "gguf"  # `quant_method` in the config of such a folder
 PROJECTOR = "mmproj.gguf"  # name of the link to the file with the part that reads pictures
-_VERSION = 2  # of what is written; folders of others are not used
+_VERSION = 3  # of what is written; folders of others are not used
 _MOST_FOLDERS = 32
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
 _PROJECTOR = "mmproj"  # in the names of files with the part of a model that reads pictures
@@ -81,23 +81,38 @@ def model_folder(file: Path) -> Path:
     if folder.is_dir():
         with suppress(OSError):
             os.utime(key)
-        return folder
+    else:
+        _make(key, folder.name, files, seeing, is_only=len(gguf_models(beside)) == 1)
+    if not folder.is_dir():
+        raise BrokenFolder(f"{folder} cannot be written")
+    if not (folder / PROJECTOR).is_symlink():
+        _log_unsupported(files[0].name, seeing)
+    return folder
+
+
+def _make(key: Path, name: str, files: Sequence[Path], seeing: Sequence[Path], *, is_only: bool) -> None:
+    """Make the folder of a model, which appears when it is complete.
+
+    Args:
+        key: the directory in the cache that the folder lies in.
+        name: of the folder.
+        files: the model's.
+        seeing: files that may have the part that reads pictures, the best first.
+        is_only: no other model lies beside these files.
+    """
     facts = facts_of(open_parts(files[0]))
-    made = Path(tempfile.mkdtemp(prefix=".", dir=cache))
+    made = Path(tempfile.mkdtemp(prefix=".", dir=key.parent))
     try:
-        inner = made / folder.name
+        inner = made / name
         inner.mkdir()
-        _write(inner, files, facts, _projector(seeing, facts, is_only=len(gguf_models(beside)) == 1))
+        _write(inner, files, facts, _projector(seeing, facts, is_only=is_only))
         with suppress(OSError):  # another process was faster
             made.rename(key)
     except OSError as error:
-        raise BrokenFolder(f"{folder} cannot be written: {error}") from error
+        raise BrokenFolder(f"{key / name} cannot be written: {error}") from error
     finally:
         shutil.rmtree(made, ignore_errors=True)
-    if not folder.is_dir():
-        raise BrokenFolder(f"{folder} cannot be written")
-    _remove_oldest(cache)
-    return folder
+    _remove_oldest(key.parent)
 
 
 def _names_beside(file: Path) -> list[str]:
@@ -117,7 +132,7 @@ def _projector(candidates: Sequence[Path], text: GgufFacts, *, is_only: bool) ->
         is_only: no other model lies beside these files, so that they belong to this one.
 
     Raises:
-        ModelError: there are files, of which none can be used.
+        ModelError: there are files of types that are supported, of which none can be used.
     """
     if text.architecture == ARCHITECTURE:
         raise UnsupportedModel(
@@ -127,7 +142,10 @@ def _projector(candidates: Sequence[Path], text: GgufFacts, *, is_only: bool) ->
     refusal: ModelError | None = None
     for path in candidates:
         try:
-            projector = Projector(path, facts_of(open_parts(path)), text)
+            facts = facts_of(open_parts(path))
+            if kind_of(facts) not in KINDS:
+                continue
+            projector = Projector(path, facts, text)
             projector.check_fits()
         except ModelError as error:
             refusal = refusal or error
@@ -139,6 +157,27 @@ def _projector(candidates: Sequence[Path], text: GgufFacts, *, is_only: bool) ->
     if refusal is not None:
         logger.info("%s reads no pictures: no file beside it is the part for that (%s)", text.file, refusal)
     return None
+
+
+def _log_unsupported(text: str, candidates: Sequence[Path]) -> None:
+    """Say that a model reads no pictures, since the part for that is of a type that is not supported.
+
+    Args:
+        text: name of the file with the language model.
+        candidates: files that may have the part, the best first.
+    """
+    for path in candidates:
+        with suppress(ModelError):
+            if (kind := kind_of(facts_of(open_parts(path)))) not in KINDS:
+                logger.warning(
+                    "%s reads no pictures: %s, which lies beside it, has a projector of the type %r, which is not "
+                    "supported; supported are %s",
+                    text,
+                    path.name,
+                    kind,
+                    ", ".join(sorted(KINDS)),
+                )
+                return
 
 
 def _exactness(name: str) -> tuple[int, str]:

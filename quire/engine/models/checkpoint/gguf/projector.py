@@ -25,6 +25,12 @@ _QWEN3_AREA = {"min_pixels": 256 * 256, "max_pixels": 4096 * 4096}
 _MERGED, _FRAMES, _WINDOW = 2, 2, 112  # of Qwen-VL
 _GEMMA_POOLED = 4  # patches along the edge of a token of Gemma 3
 _INTERN_TILES = (1, 12)
+NEWLINES = ("v.image_newline", "model.image_newline")  # of LLaVA 1.6, as newer and older files name it
+_CLASS, _SECOND_NORM = "v.class_embd", "mm.3.weight"
+_MERGER = "mm.patch_merger.weight"  # of Mistral 3
+_PIXTRAL_THETA = 10000.0
+# Tokens that stand for pictures, the best first; LLaVA's own is in few files, and no text has an unknown token.
+_LLAVA_TOKENS = ("<image>", "<|reserved_special_token_0|>", "<unk>")
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ class Projector:
 
     Attributes:
         path: of its file.
-        facts: those of its file.
+        facts: those of its file, whose kind is one of `KINDS`.
         text: those of the file with the language model.
     """
 
@@ -44,31 +50,30 @@ class Projector:
     @property
     def kind(self) -> str:
         """What llama.cpp calls the kind of its projector."""
-        kind = kind_of(self.facts)
-        if kind not in _KINDS:
-            raise UnsupportedModel(
-                f"{self.facts.file} has a projector of the type {kind!r}, which is not supported; supported are "
-                f"{', '.join(sorted(_KINDS))}. Move the file to another folder to serve the model without it"
-            )
-        return kind
+        return kind_of(self.facts)
 
     def check_fits(self) -> None:
         """Check that it belongs to the language model.
 
         Raises:
-            UnsupportedModel: it does not, or its kind is not supported.
+            UnsupportedModel: it does not.
         """
-        accepted, text = _KINDS[self.kind].architectures, self.text
+        accepted, text = KINDS[self.kind].architectures, self.text
         if text.architecture not in accepted:
             raise UnsupportedModel(
                 f"{self.facts.file} has a projector of the type {self.kind!r} for models of the architecture "
                 f"{' or '.join(accepted)}, but {text.file} is of {text.architecture!r}"
             )
-        widths = self.facts.integer(".vision.projection_dim"), text.integer(".embedding_length")
-        if widths[0] != widths[1]:
+        width = text.integer(".embedding_length")
+        if (made := self._width()) != width:
             raise UnsupportedModel(
-                f"{self.facts.file} makes embeddings of {widths[0]} values, but those of {text.file} have {widths[1]}"
+                f"{self.facts.file} makes embeddings of {made} values, but those of {text.file} have {width}"
             )
+
+    def _width(self) -> int:
+        """Values of an embedding. Files of LLaVA's have something else under the key for it."""
+        tensor = KINDS[self.kind].output
+        return self.facts.integer(".vision.projection_dim") if tensor is None else self.facts.shape(tensor)[0]
 
     def config(self, text: Config) -> Config:
         """The config of the whole model. `text`: that of the language model.
@@ -79,13 +84,13 @@ class Projector:
         """
         inner = {name: value for name, value in text.items() if name != "architectures"}
         special = {name: value for name, value in text.items() if name.endswith("_token_id")}
-        config = _KINDS[self.kind].config(self, inner)
+        config = KINDS[self.kind].config(self, inner)
         return {**special, "tie_word_embeddings": text["tie_word_embeddings"], "text_config": inner, **config}
 
     def preprocessor(self) -> Config:
         """The config of the image processor; raises as `config` does."""
         numbers = {name: self._colors(name) for name in ("image_mean", "image_std")}
-        return {**numbers, **_KINDS[self.kind].preprocessor(self)}
+        return {**numbers, **KINDS[self.kind].preprocessor(self)}
 
     def token(self, *texts: str) -> int:
         """The id of the first of some tokens that the vocabulary has."""
@@ -128,8 +133,9 @@ class Projector:
 
 
 def kind_of(facts: GgufFacts) -> str:
-    """What llama.cpp calls the kind of a file's projector."""
-    return facts.optional_text(".projector_type") or facts.text(".vision.projector_type")
+    """What llama.cpp calls the kind of a file's projector; of one that hears only, that of sounds."""
+    kinds = (facts.optional_text(key) for key in (".projector_type", ".vision.projector_type", ".audio.projector_type"))
+    return next(filter(None, kinds), None) or facts.text(".vision.projector_type")
 
 
 def _encoder(projector: Projector) -> Config:
@@ -224,6 +230,110 @@ def _internvl_preprocessor(projector: Projector) -> Config:
         "crop_to_patches": True,
         "min_patches": projector.integer(".vision.preproc_min_tiles", least),
         "max_patches": projector.integer(".vision.preproc_max_tiles", most),
+    }
+
+
+def _llava(projector: Projector, _: Config) -> Config:
+    """LLaVA 1.5 and 1.6 with CLIP. Files have its layers up to the one that is read."""
+    facts = projector.facts
+    if _CLASS not in facts.shapes or _SECOND_NORM in facts.shapes:
+        raise UnsupportedModel(
+            f"{facts.file} has a projector of the type 'mlp' with a tower other than CLIP, or with norms between its "
+            "layers, which is not supported"
+        )
+    layers, read = projector.layers(), list(facts.sequence(".vision.feature_layer"))
+    if read not in ([], [layers]):
+        raise UnsupportedModel(
+            f"{facts.file}: clip.vision.feature_layer is {read!r:.40}, which is not supported; supported is the last "
+            f"layer, {layers}"
+        )
+    vision = {
+        "model_type": "clip_vision_model",
+        **_encoder(projector),
+        "hidden_act": "gelu" if facts.flag(".use_gelu") else "quick_gelu",
+    }
+    config: Config = {
+        "architectures": ["LlavaForConditionalGeneration"],
+        "model_type": "llava",
+        "vision_config": vision,
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "default",
+        "image_token_index": projector.token(*_LLAVA_TOKENS),
+    }
+    if not is_llava_next(facts):
+        return config
+    return {
+        **config,
+        "architectures": ["LlavaNextForConditionalGeneration"],
+        "model_type": "llava_next",
+        "image_grid_pinpoints": _canvases(facts),
+    }
+
+
+def is_llava_next(facts: GgufFacts) -> bool:
+    """Whether pictures are divided, as by LLaVA 1.6."""
+    return any(name in facts.shapes for name in NEWLINES) and bool(facts.sequence(".vision.image_grid_pinpoints"))
+
+
+def _canvases(facts: GgufFacts) -> list[list[int]]:
+    """Heights and widths of the canvases that pictures are divided on."""
+    edges = list(facts.sequence(".vision.image_grid_pinpoints"))
+    if len(edges) % 2 or any(type(edge) is not int for edge in edges):
+        raise BrokenFolder(f"{facts.file}: clip.vision.image_grid_pinpoints must have pairs of numbers")
+    return [edges[index : index + 2] for index in range(0, len(edges), 2)]
+
+
+def _llava_preprocessor(projector: Projector) -> Config:
+    is_next = is_llava_next(projector.facts)
+    return {
+        "image_processor_type": "LlavaNextImageProcessor" if is_next else "CLIPImageProcessor",
+        "resample": _BICUBIC,
+        "size": {"shortest_edge": projector.integer(".vision.image_size")},
+        "do_center_crop": True,
+        "crop_size": _square(projector),
+        **({"image_grid_pinpoints": _canvases(projector.facts)} if is_next else {}),
+    }
+
+
+def _pixtral(projector: Projector, _: Config) -> Config:
+    """Pixtral, and Mistral 3, which merges patches."""
+    facts = projector.facts
+    vision = {
+        "model_type": "pixtral",
+        **_encoder(projector),
+        "hidden_act": "silu" if facts.flag(".use_silu") else "gelu",
+        "rope_parameters": {"rope_type": "default", "rope_theta": _PIXTRAL_THETA},
+    }
+    for text in ("[IMG_BREAK]", "[IMG_END]"):
+        projector.token(text)
+    config: Config = {
+        "vision_config": vision,
+        "vision_feature_layer": -1,
+        "multimodal_projector_bias": "mm.1.bias" in facts.shapes,
+        "image_token_index": projector.token("[IMG]"),
+    }
+    if _MERGER in facts.shapes:
+        return {
+            **config,
+            "architectures": ["Mistral3ForConditionalGeneration"],
+            "model_type": "mistral3",
+            "spatial_merge_size": projector.integer(".vision.spatial_merge_size"),
+        }
+    return {
+        **config,
+        "architectures": ["LlavaForConditionalGeneration"],
+        "model_type": "llava",
+        "vision_feature_select_strategy": "full",
+    }
+
+
+def _pixtral_preprocessor(projector: Projector) -> Config:
+    patch = projector.integer(".vision.patch_size")
+    return {
+        "image_processor_type": "PixtralImageProcessor",
+        "resample": _BICUBIC,
+        "size": {"longest_edge": projector.integer(".vision.image_size")},
+        "patch_size": {"height": patch, "width": patch},
     }
 
 
@@ -328,17 +438,21 @@ class _Kind:
         architectures: those of the language models that it is for.
         config: makes the config of the whole model; given that of the language model, which it may change.
         preprocessor: makes the config of the image processor.
+        output: the matrix that makes the embeddings; None: the file has their size in its metadata.
     """
 
     architectures: tuple[str, ...]
     config: Callable[[Projector, Config], Config]
     preprocessor: Callable[[Projector], Config]
+    output: str | None = None
 
 
-_KINDS: Mapping[str, _Kind] = {
+KINDS: Mapping[str, _Kind] = {
     "gemma3": _Kind(("gemma3",), _gemma3, _gemma3_preprocessor),
     "idefics3": _Kind(("llama",), _idefics3, _idefics3_preprocessor),
     "internvl": _Kind(("llama", "qwen2", "qwen3"), _internvl, _internvl_preprocessor),
+    "mlp": _Kind(("llama", "phi3", "qwen2"), _llava, _llava_preprocessor, output="mm.2.weight"),
+    "pixtral": _Kind(("llama", "mistral3"), _pixtral, _pixtral_preprocessor),
     "qwen2vl_merger": _Kind(("qwen2vl",), _qwen2_vl, _qwen_preprocessor),
     "qwen2.5vl_merger": _Kind(("qwen2vl",), _qwen2_5_vl, _qwen_preprocessor),
     "qwen3vl_merger": _Kind(("qwen3vl", "qwen3vlmoe"), _qwen3_vl, _qwen_preprocessor),

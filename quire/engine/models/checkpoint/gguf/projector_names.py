@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from quire.engine.models.checkpoint.gguf.facts import GgufFacts
-from quire.engine.models.checkpoint.gguf.projector import PATCHES, deepstack_layers, kind_of
-from quire.engine.models.checkpoint.gguf.tensor_names import Piece, without
+from quire.engine.models.checkpoint.gguf.projector import NEWLINES, PATCHES, deepstack_layers, is_llava_next, kind_of
+from quire.engine.models.checkpoint.gguf.tensor_names import Piece, halves, without
 
 _TENSOR = re.compile(r"(?:(?P<part>v\.blk|v\.deepstack)\.(?P<layer>\d+)\.)?(?P<module>[\w.]+?)\.(?P<kind>weight|bias)")
 _SECOND_FRAME = f"{PATCHES}.1"
@@ -24,6 +24,8 @@ _SIGLIP = {
     "ffn_up": "mlp.fc1",
     "ffn_down": "mlp.fc2",
 }
+_CLIP = "vision_tower.vision_model."
+_CLIP_TENSORS = (*NEWLINES, "v.class_embd", "v.pre_ln.weight", "v.pre_ln.bias")
 _SIGLIP_MODULES = {
     "v.patch_embd": "embeddings.patch_embedding",
     "v.position_embd": "embeddings.position_embedding",
@@ -41,6 +43,14 @@ _INTERN = {
 # Weights of InternVL's whose names have no kind at the end.
 _SCALES = re.compile(r"v\.blk\.(?P<layer>\d+)\.ls(?P<number>[12])(?:\.weight)?")
 _TOKENS = re.compile(r"v\.(?:(?P<first>class_embd)|position_embd)(?:\.weight)?")
+_PIXTRAL = {
+    **{f"attn_{side}": f"attention.{side}_proj" for side in "qkv"},
+    "attn_out": "attention.o_proj",
+    "ln1": "attention_norm",
+    "ln2": "ffn_norm",
+    **{f"ffn_{side}": f"feed_forward.{side}_proj" for side in ("gate", "up", "down")},
+}
+_UNUSED = (*NEWLINES, "v.token_embd.img_break")  # the last is a row of the language model's embeddings
 _QWEN = {"attn_q": "attn.qkv", "attn_qkv": "attn.qkv", "attn_out": "attn.proj", "ln1": "norm1", "ln2": "norm2"}
 _JOINED = ("attn_k", "attn_v")  # are read with attn_q
 _QWEN_MERGER = {"v.post_ln": "merger.ln_q", "mm.0": "merger.mlp.0", "mm.2": "merger.mlp.2"}
@@ -57,6 +67,7 @@ class _Rules:
         prefix: of the names of the encoder's modules.
         layers: of the names of layers' modules, behind the prefix.
         norms: modules whose weights files have 1 added to.
+        pairs: queries and keys of each head lie in pairs that are rotated together, not in two halves.
         deepstack: names of the modules whose values go to the language model's first layers.
     """
 
@@ -65,6 +76,7 @@ class _Rules:
     prefix: str
     layers: str
     norms: tuple[str, ...] = ()
+    pairs: bool = False
     deepstack: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -92,6 +104,30 @@ _RULES = {
         },
         "vision_tower.",
         "encoder.layer.",
+    ),
+    "mlp": _Rules(
+        _SIGLIP,
+        {
+            **_SIGLIP_MODULES,
+            "mm.0": ".multi_modal_projector.linear_1",
+            "mm.2": ".multi_modal_projector.linear_2",
+        },
+        _CLIP,
+        "encoder.layers.",
+    ),
+    "pixtral": _Rules(
+        _PIXTRAL,
+        {
+            "v.patch_embd": "patch_conv",
+            "v.pre_ln": "ln_pre",
+            "mm.1": ".multi_modal_projector.linear_1",
+            "mm.2": ".multi_modal_projector.linear_2",
+            "mm.input_norm": ".multi_modal_projector.norm",
+            "mm.patch_merger": ".multi_modal_projector.patch_merger.merging_layer",
+        },
+        "vision_tower.",
+        "transformer.layers.",
+        pairs=True,
     ),
     "qwen2vl_merger": _Rules({**_QWEN, "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}, _QWEN_MERGER, "visual.", "blocks."),
     "qwen2.5vl_merger": _Rules(
@@ -124,12 +160,17 @@ class ProjectorNames:
         self._facts = facts
         self._rules = _RULES[kind_of(facts)]
         self._is_qwen = self._rules.prefix == "visual."
+        self._is_llava = kind_of(facts) == "mlp"
         self._swapped = _feed_forwards(facts)
 
     def pieces(self, tensor: str) -> list[Piece]:
         """The weights in a tensor; see `GgufNames`."""
         if tensor in _WHOLE:
             return [Piece(_WHOLE[tensor])]
+        if self._is_llava and tensor in _CLIP_TENSORS:
+            return self._clip(tensor)
+        if tensor in _UNUSED:
+            return []
         if self._rules.layer is _INTERN and (piece := _intern_piece(tensor)) is not None:
             return [piece]
         if tensor == _SECOND_FRAME or (self._is_qwen and tensor.startswith("v.patch_embd.")):
@@ -154,9 +195,24 @@ class ProjectorNames:
         if self._is_qwen and module == "attn_q":
             others = tuple(f"v.blk.{layer}.{side}.{kind}" for side in _JOINED)
             return [Piece(name, make=_joined, others=others)]
+        if self._rules.pairs and module in ("attn_q", "attn_k"):
+            heads = self._facts.integer(".vision.attention.head_count")
+            return [Piece(name, rows=halves(self._facts.shape(tensor)[0], heads))]
         if module in self._rules.norms:
             return [Piece(name, make=partial(without, 1.0))]
         return [Piece(name)]
+
+    def _clip(self, tensor: str) -> list[Piece]:
+        """The weights of CLIP and of LLaVA 1.6 in a tensor that other towers do not have."""
+        if tensor in NEWLINES:
+            return [Piece("image_newline")] if is_llava_next(self._facts) else []
+        if tensor == "v.class_embd":
+            return [Piece(f"{_CLIP}embeddings.class_embedding")]
+        kind = tensor.rpartition(".")[2]
+        pieces = [Piece(f"{_CLIP}pre_layrnorm.{kind}")]
+        if f"v.post_ln.{kind}" not in self._facts.shapes:  # the model has this norm, and does not use it
+            pieces.append(Piece(f"{_CLIP}post_layernorm.{kind}"))
+        return pieces
 
     def _patches(self, tensor: str) -> list[Piece]:
         """The convolution of patches of two frames, which files have in two tensors."""

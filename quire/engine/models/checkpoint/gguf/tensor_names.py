@@ -12,13 +12,12 @@ from torch import Tensor
 
 from quire.engine.models.checkpoint.gguf.architectures import (
     LABELS,
-    ROPE_TENSORS,
-    head_dim,
     is_roberta,
     num_layers,
     roberta_offset,
 )
 from quire.engine.models.checkpoint.gguf.facts import GgufFacts
+from quire.engine.models.checkpoint.gguf.rope import ROPE_TENSORS
 
 Make = Callable[[Sequence[Tensor]], Tensor]
 _TENSOR = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>\w+?)(?:\.(?P<expert>\d+))?\.(?P<kind>weight|bias)")
@@ -42,6 +41,10 @@ _OUTPUT_NORMS = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _EXPERTS = {"ffn_gate_inp": "mlp.gate", **{f"{name}_exps": f"mlp.experts.{{}}.{_MLP[name][4:]}" for name in _MLP}}
+_QWEN2_MOE = {
+    **{f"{name}_shexp": f"mlp.shared_expert.{_MLP[name][4:]}" for name in _MLP},
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+}
 _MIXTRAL = {
     "ffn_gate_inp": "block_sparse_moe.gate",
     **{f"{name}_exps": f"block_sparse_moe.experts.{{}}.w{index}" for name, index in zip(_MLP, (1, 3, 2), strict=True)},
@@ -74,6 +77,16 @@ _BERT = {
     "ffn_down": "output.dense",
     "layer_output_norm": "output.LayerNorm",
 }
+_JINA = {
+    **_BERT,
+    **{f"attn_{side}_norm": f"attention.self.layer_norm_{side}" for side in "qk"},
+    "attn_norm_2": "layer_norm_1",
+    "ffn_up": "mlp.gated_layers",
+    "ffn_down": "mlp.wo",
+    "layer_output_norm": "mlp.layernorm",
+}
+# Of the variant that normalizes queries and keys.
+_JINA_NORMED = {"ffn_up": "mlp.up_gated_layer", "ffn_down": "mlp.down_layer", "layer_output_norm": "layer_norm_2"}
 _NOMIC = {
     "attn_qkv": "attn.Wqkv",
     "attn_output": "attn.out_proj",
@@ -145,13 +158,16 @@ _RULES = {
     "gemma3": _Rules(_OUTPUT_NORMS, norm_offset=1.0),
     "gpt-oss": _Rules(_GPT_OSS),
     "granite": _Rules(_LLAMA, pairs=True),
+    "jina-bert-v2": _Rules(_JINA, _BERT_MODULES, "encoder.layer."),
     "llama": _Rules({**_LLAMA, **_MIXTRAL}, pairs=True),
+    "mistral3": _Rules(_LLAMA, pairs=True),
     "nomic-bert": _Rules(_NOMIC, {**_BERT_MODULES, "token_embd_norm": "emb_ln"}, "encoder.layers."),
     "olmo2": _Rules(_OUTPUT_NORMS),
     "phi2": _Rules(_PHI2, {**_DECODER, "output_norm": "model.final_layernorm"}),
     "phi3": _Rules(_PHI3),
     "qwen2": _Rules(_LLAMA),
     "qwen3": _Rules(_LLAMA),
+    "qwen2moe": _Rules({**_LLAMA, **_EXPERTS, **_QWEN2_MOE}),
     "qwen2vl": _Rules(_LLAMA),
     "qwen3moe": _Rules({**_LLAMA, **_EXPERTS}),
     "qwen3vl": _Rules(_LLAMA),
@@ -168,6 +184,10 @@ class GgufNames:
     def __init__(self, facts: GgufFacts) -> None:
         self._facts = facts
         self._rules = _RULES[facts.architecture]
+        self._is_jina = facts.architecture == "jina-bert-v2"
+        self._has_ups_first = self._is_jina and "blk.0.attn_q_norm.weight" in facts.shapes
+        if self._has_ups_first:
+            self._rules = replace(self._rules, layer={**self._rules.layer, **_JINA_NORMED})
         self._layers = num_layers(facts)
 
     def pieces(self, tensor: str) -> list[Piece]:
@@ -183,6 +203,8 @@ class GgufNames:
             return []  # predicts further tokens
         module, kind, expert = match["module"], match["kind"], match["expert"]
         if module == "attn_rot_embd" or module == "attn_v_b":  # the second is read with attn_k_b
+            return []
+        if self._is_jina and module == "ffn_gate":  # is read with ffn_up
             return []
         if module == "attn_k_b":
             return [self._latent_projection(tensor)]
@@ -222,15 +244,24 @@ class GgufNames:
             heads = self._facts.integer(".attention.head_count")
             if module == "attn_k":
                 heads = self._facts.optional_integer(".attention.head_count_kv") or heads
-            return replace(piece, rows=_halves(rows, heads))
+            return replace(piece, rows=halves(rows, heads))
         if self._facts.architecture == "falcon" and module == "attn_qkv":
             heads = self._facts.integer(".attention.head_count")
             kv_heads = self._facts.optional_integer(".attention.head_count_kv") or 1
-            dim = head_dim(self._facts)
+            dim = self._facts.head_dim
             fits = heads % kv_heads == 0 and (heads + 2 * kv_heads) * dim == rows
             return replace(piece, rows=_by_key_head(heads, kv_heads, dim)) if fits else piece
         if self._rules.norm_offset and module.endswith("norm"):
             return replace(piece, make=partial(without, self._rules.norm_offset))
+        if module == "ffn_gate_inp_shexp":
+            return replace(piece, make=_one_row)
+        if (
+            self._is_jina
+            and (gate := tensor.replace(".ffn_up.", ".ffn_gate.")) != tensor
+            and gate in self._facts.shapes
+        ):
+            make = _joined if self._has_ups_first else _joined_backwards
+            return replace(piece, make=make, others=(gate,))
         if module == "position_embd" and (offset := roberta_offset(self._facts)):
             return replace(piece, make=partial(_behind_zeros, offset))
         return piece
@@ -266,7 +297,7 @@ class GgufNames:
         return [Piece(f"{prefix}{name}.{kind}", rows=rows) for name, rows in zip(names, parts, strict=True)]
 
 
-def _halves(rows: int, heads: int) -> Tensor:
+def halves(rows: int, heads: int) -> Tensor:
     """The rows of heads in which the elements that are rotated together lie in two halves, from pairs."""
     if heads < 1 or rows % (2 * heads):  # the shape is refused when it is compared with the model's
         return torch.arange(rows)
@@ -282,6 +313,19 @@ def _by_key_head(heads: int, kv_heads: int, dim: int) -> Tensor:
 def without(offset: float, tensors: Sequence[Tensor]) -> Tensor:
     """The weight from which `offset` is taken."""
     return tensors[0].float() - offset
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([*tensors])
+
+
+def _joined_backwards(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([*reversed(tensors)])
+
+
+def _one_row(tensors: Sequence[Tensor]) -> Tensor:
+    """The weight of one output, which files have as a vector."""
+    return tensors[0].reshape(1, -1)
 
 
 def _behind_zeros(rows: int, tensors: Sequence[Tensor]) -> Tensor:
