@@ -394,6 +394,12 @@ class ModelOptions(Options):
         "compute capability 8.9 or more. The other values are vLLM's names of formats of checkpoints: accepted if the "
         "checkpoint has this format, which is read from its files in any case",
     )
+    activation_quantization: Literal["auto", "none"] = Field(
+        "auto",
+        description="rounding of what quantized weights are multiplied with; auto: on CPUs with bfloat16 to int8 in "
+        "groups of 32 inputs, on GPUs as the format of the weights has it; none: on CPUs there is none, and weights "
+        "take 16 bits in memory, with the values that quantization has left them",
+    )
     load_format: LoadFormat = Field(
         "auto",
         description="files that weights are read from; auto: .safetensors files, or one .gguf file if there are none; "
