@@ -77,7 +77,7 @@ struct Int8Rows {
         BFloat16::store2(elements, a, b);
         return load_words(elements);
     }
-    // x: the elements of T.
+    // from: elements of T.
     static inline void write(const typename T::Element *from, Element *row, int64_t dim) {
         for (int64_t at = 0; at < dim; at += INT8_GROUP) {
             float scale = quantize_row<T>(from + at, row + at, std::min(INT8_GROUP, dim - at));
