@@ -531,8 +531,8 @@ class EngineOptions(Options):
         "auto",
         description="data type of the KV cache; auto: that of the model, or fp8 where the checkpoint was made for it "
         "and the device has it; bfloat16, float16: that of the model, for models that run in it; int8: 8 bits with a "
-        "scale for each 64 elements of a head of a token; fp8: float8_e4m3 with the checkpoint's scales, if it has any, on GPUs of "
-        "compute capability 8.9 or more",
+        "scale for each 64 elements of a head of a token; fp8: float8_e4m3 with the checkpoint's scales, if it has "
+        "any, on GPUs of compute capability 8.9 or more",
     )
     kv_cache_free_memory_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
         0.5,

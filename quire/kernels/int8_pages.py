@@ -1,4 +1,4 @@
-"""KV pages of int8: a row is the float32 scales of its groups of elements, the last group's first, and then its elements.
+"""KV pages of int8: a row is the float32 scales of groups of its elements, the last group's first, and the elements.
 
 So the beginning of a row, with the scales of its groups, has the same format: it is the values of latent attention.
 """

@@ -210,10 +210,7 @@ def attend_pages(
         weights, factor, top, total = online_softmax(tl.where(seen, scores, float("-inf")), top, total)
         rows = values + block * value_block + offset * value_row
         scales = value_scales + block * (value_block // 4) + offset * (value_row // 4)
-        if SHARED:
-            v = k_main
-        else:
-            v = load_page_columns(rows, scales, inside, 0, VALUE_MAIN, VALUE_DIM, PAGE_TYPE, q.dtype)
+        v = k_main if SHARED else load_page_columns(rows, scales, inside, 0, VALUE_MAIN, VALUE_DIM, PAGE_TYPE, q.dtype)
         acc = dot(weights.to(q.dtype), v, acc * factor[:, None], INTERPRETED)
         if VALUE_TAIL > 0:
             v_tail = load_page_columns(rows, scales, inside, VALUE_MAIN, VALUE_TAIL, VALUE_DIM, PAGE_TYPE, q.dtype)
