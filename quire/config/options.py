@@ -394,6 +394,12 @@ class ModelOptions(Options):
         "compute capability 8.9 or more. The other values are vLLM's names of formats of checkpoints: accepted if the "
         "checkpoint has this format, which is read from its files in any case",
     )
+    activation_quantization: Literal["auto", "none"] = Field(
+        "auto",
+        description="rounding of what quantized weights are multiplied with; auto: on CPUs with bfloat16 to int8 in "
+        "groups of 32 inputs, on GPUs as the format of the weights has it; none: on CPUs there is none, and weights "
+        "take 16 bits in memory, with the values that quantization has left them",
+    )
     load_format: LoadFormat = Field(
         "auto",
         description="files that weights are read from; auto: .safetensors files, or one .gguf file if there are none; "
@@ -525,8 +531,8 @@ class EngineOptions(Options):
         "auto",
         description="data type of the KV cache; auto: that of the model, or fp8 where the checkpoint was made for it "
         "and the device has it; bfloat16, float16: that of the model, for models that run in it; int8: 8 bits with a "
-        "scale for each head of each token; fp8: float8_e4m3 with the checkpoint's scales, if it has any, on GPUs of "
-        "compute capability 8.9 or more",
+        "scale for each 64 elements of a head of a token; fp8: float8_e4m3 with the checkpoint's scales, if it has "
+        "any, on GPUs of compute capability 8.9 or more",
     )
     kv_cache_free_memory_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
         0.5,

@@ -1,26 +1,41 @@
-"""KV pages of int8: a row is its float32 scale and then its elements.
+"""KV pages of int8: a row is the float32 scales of groups of its elements, the last group's first, and the elements.
 
-The scale comes first so that the beginning of a row has the same format: it is the values of latent attention.
+So the beginning of a row, with the scales of its groups, has the same format: it is the values of latent attention.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-SCALE = torch.float32.itemsize  # bytes in front of a row's elements
+SCALE = torch.float32.itemsize  # bytes
+GROUP = 64  # elements that share a scale, as in ``csrc/int8_rows.h``; the last ones of a row may be fewer
+
+
+def scale_bytes(dim: int) -> int:
+    """Bytes in front of the elements of a row of `dim`."""
+    return -(-dim // GROUP) * SCALE
+
+
+def row_dim(width: int) -> int:
+    """Elements of a row of `width` bytes."""
+    return width - -(-width // (GROUP + SCALE)) * SCALE
 
 
 def quantize_rows(x: Tensor) -> Tensor:
-    """(..., dim) to int8 rows (..., SCALE + dim). The scale of a row with NaN or inf is NaN or inf."""
-    values = x.float()
-    largest = values.abs().amax(-1, keepdim=True)
-    scale = torch.where(largest == 0, 1.0, largest / 127)
-    quantized = (values / scale).round().nan_to_num().to(torch.int8)
-    return torch.cat((scale.view(torch.int8), quantized), -1)
+    """(..., dim) to int8 rows (..., bytes). The scale of a group with NaN or inf is NaN or inf."""
+    dim = x.shape[-1]
+    groups = F.pad(x.float(), (0, -dim % GROUP)).unflatten(-1, (-1, GROUP))
+    largest = groups.abs().amax(-1, keepdim=True)
+    scales = torch.where(largest == 0, 1.0, largest / 127)
+    quantized = (groups / scales).round().nan_to_num().to(torch.int8).flatten(-2)[..., :dim]
+    return torch.cat((scales[..., 0].flip(-1).contiguous().view(torch.int8), quantized), -1)
 
 
 def dequantize_rows(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Int8 rows (..., SCALE + dim) to (..., dim)."""
-    scale, quantized = rows[..., :SCALE].contiguous().view(torch.float32), rows[..., SCALE:]
-    return (quantized.float() * scale).to(dtype)
+    """Int8 rows (..., bytes) to (..., dim)."""
+    dim = row_dim(rows.shape[-1])
+    scales, quantized = rows.split([rows.shape[-1] - dim, dim], -1)
+    scales = scales.contiguous().view(torch.float32).flip(-1).repeat_interleave(GROUP, -1)[..., :dim]
+    return (quantized.float() * scales).to(dtype)

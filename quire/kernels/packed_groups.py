@@ -100,6 +100,10 @@ class PackedGroups:
             begin = end
         return out
 
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        """The numbers that the weight stands for: (size_out, size_in)."""
+        return torch.cat([part.rows(torch.arange(part.size_out), dtype) for part in self._parts])
+
     def rows(self, indices: Tensor) -> Tensor:
         """Rows of a weight of one part by their indices, dequantized: (n, size_in)."""
         (part,) = self._parts

@@ -3,7 +3,7 @@ those of ``quire.kernels.triton`` read them in place.
 
 Pages of keys and of values are (kv_heads, blocks, block_size, dim), so that gathering leaves the positions of each head
 in order. Their last stride has to be 1. Values may be a view of the keys (latent attention). Pages of int8 have rows as
-in ``int8_pages``, whose last dimension is longer by their scale. Pages of float8_e4m3fn share one scale, or
+in ``int8_pages``, whose last dimension is longer by their scales. Pages of float8_e4m3fn share one scale, or
 those of a KV head do, which the params hold; the compiled kernels do not support them.
 """
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels import gpu, native
-from quire.kernels.int8_pages import SCALE, quantize_rows
+from quire.kernels.int8_pages import SCALE, quantize_rows, row_dim
 
 _MAX_FLOAT8 = torch.finfo(torch.float8_e4m3fn).max
 
@@ -79,8 +79,8 @@ def with_head_scales(
 
 
 def page_dim(pages: Tensor) -> int:
-    """Elements of a row of pages, without the scale of int8 rows."""
-    return pages.shape[-1] - (SCALE if pages.dtype is torch.int8 else 0)
+    """Elements of a row of pages, without the scales of int8 rows."""
+    return row_dim(pages.shape[-1]) if pages.dtype is torch.int8 else pages.shape[-1]
 
 
 def supports_rows(keys: Tensor, values: Tensor, *rows: Tensor) -> bool:

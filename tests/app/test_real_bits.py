@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -22,14 +23,26 @@ _CHARACTERS = 3000  # of each text: standard errors are below half a percent wit
 @pytest.mark.parametrize("name", ["smollm2", "gemma3"])
 def test_perplexity(name: str, tmp_path: Path) -> None:
     model = str(real_files(name))
-    texts = [str(path) for path in write_texts(tmp_path, _CHARACTERS)]
-    most = {"--quantization int8": 2.0, "--quantization int4": 5.0, "--kv-cache-dtype int8": 2.0}
-    runs = [argument for flags in ("", *most) for argument in ("--run", f"{model} {flags}")]
-    result = tmp_path / "result.json"
+    most = {"--quantization int8": 0.5, "--quantization int4": 3.0, "--kv-cache-dtype int8": 0.3}
+    compare(tmp_path, model, {f"{model} {flags}": percent for flags, percent in most.items()})
+
+
+@pytest.mark.parametrize("name", ["smollm2.gguf", "gemma3.gguf"])
+def test_inputs_that_are_rounded(name: str, tmp_path: Path) -> None:
+    """Beside weights of a checkpoint."""
+    model = str(real_files(name))
+    compare(tmp_path, f"{model} --activation-quantization none", {model: 0.5})
+
+
+def compare(folder: Path, baseline: str, most: Mapping[str, float]) -> None:
+    """Check that the perplexity of runs is above that of the first by a percentage, but for two standard errors."""
+    texts = [str(path) for path in write_texts(folder, _CHARACTERS)]
+    runs = [argument for run in (baseline, *most) for argument in ("--run", run)]
+    result = folder / "result.json"
     command = [sys.executable, "-m", "quire", "bench", "accuracy", *texts, *runs, "--result", str(result)]
     subprocess.run(command, check=True)
-    for row, (flags, percent) in zip(json.loads(result.read_text())["runs"][1:], most.items(), strict=True):
-        assert row["difference_percent"] - 2 * row["standard_error_percent"] < percent, flags
+    for row, (run, percent) in zip(json.loads(result.read_text())["runs"][1:], most.items(), strict=True):
+        assert row["difference_percent"] - 2 * row["standard_error_percent"] < percent, run
 
 
 @pytest.mark.parametrize("bits", FORMATS)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels import native, paged_attention
-from quire.kernels.int8_pages import SCALE, dequantize_rows
+from quire.kernels.int8_pages import dequantize_rows, scale_bytes
 from quire.kernels.paged_attention import (
     AttentionMetadata,
     AttentionParams,
@@ -243,7 +243,7 @@ def test_spans_in_one_call(singles: int, counts: list[int], shared: int, which: 
     heads, kv_heads, dim, blocks = 6, 2, 64, -(-480 // size)
     params = [*all_params(heads), AttentionParams(0.3, window=50)][which]
     keys, values = (
-        torch.zeros(kv_heads, blocks, size, SCALE + dim, dtype=torch.int8)
+        torch.zeros(kv_heads, blocks, size, scale_bytes(dim) + dim, dtype=torch.int8)
         if int8
         else torch.zeros(kv_heads, blocks, size, dim).bfloat16()
         for _ in range(2)
@@ -280,9 +280,10 @@ def test_a_token_has_the_same_bits_alone_and_in_a_span(
     length, tokens = 580, 300
     params = [*all_params(heads), AttentionParams(dim**-0.5, window=270)][which]
     blocks = -(-length // size)
-    extra = SCALE if int8 else 0
     keys, values = (
-        torch.zeros(kv_heads, blocks, size, extra + width, dtype=torch.int8 if int8 else torch.bfloat16)
+        torch.zeros(kv_heads, blocks, size, scale_bytes(width) + width, dtype=torch.int8)
+        if int8
+        else torch.zeros(kv_heads, blocks, size, width).bfloat16()
         for width in (dim, value_dim)
     )
     k, v = torch.randn(length, kv_heads, dim).bfloat16(), torch.randn(length, kv_heads, value_dim).bfloat16()
@@ -399,13 +400,35 @@ def test_int8_pages(dtype: torch.dtype, heads: int, kv_heads: int, dim: int, val
 
 
 def empty_int8(kv_heads: int, size: int) -> Tensor:
-    return torch.zeros(kv_heads, 120, BLOCK, SCALE + size, dtype=torch.int8)
+    return torch.zeros(kv_heads, 120, BLOCK, scale_bytes(size) + size, dtype=torch.int8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("dim", "value_dim"), [(64, 64), (96, 160), (256, 256)])
+def test_int8_pages_are_plain_pages_of_their_numbers(dtype: torch.dtype, dim: int, value_dim: int) -> None:
+    """Bit for bit. Each 64 elements have a scale: small ones beside large ones are not lost."""
+    torch.manual_seed(0)
+    lengths = torch.tensor([7, 70])
+    small = [empty_int8(2, size) for size in (dim, value_dim)]
+    k, v = (torch.randn(120 * BLOCK, 2, size) for size in (dim, value_dim))
+    k[..., 64:] *= 1000
+    v[..., 64:] *= 1000
+    write_pages(*small, torch.arange(len(k)), k.to(dtype), v.to(dtype))
+    plain = [dequantize_rows(pages, dtype) for pages in small]
+    stored = plain[0].flatten(1, 2).transpose(0, 1).float()
+    assert (stored - k)[..., :64].abs().amax() < 0.04
+    tables, params = torch.randperm(120)[: 2 * 40].view(2, 40).int(), AttentionParams(0.05 if dim == 64 else 1e-6)
+    q = torch.randn(30, 6, dim).to(dtype)
+    decoded = [paged_decode(q[:2], *pages, tables, lengths, params) for pages in (small, plain)]
+    prefilled = [paged_prefill(q, *pages, tables[1], 70, params) for pages in (small, plain)]
+    assert torch.equal(*decoded)
+    assert torch.equal(*prefilled)
 
 
 def test_int8_values_that_are_a_view_of_the_keys() -> None:
     torch.manual_seed(0)
     keys = empty_int8(1, 96)
-    values = keys[..., : SCALE + 64]
+    values = keys[..., scale_bytes(96) - scale_bytes(64) : scale_bytes(96) + 64]
     k = torch.randn(9, 1, 96)
     write_pages(keys, values, torch.arange(9), k, None)
     q = torch.randn(1, 4, 96)

@@ -49,7 +49,7 @@ CACHE_DTYPES = {
 
 
 def cache_dtype(value: str) -> list[str]:
-    """--kv-cache-dtype. Quire's int8 has a scale for each head of each token; its fp8 is float8_e4m3."""
+    """--kv-cache-dtype. Quire's int8 has scales for each head of each token; its fp8 is float8_e4m3."""
     if value not in CACHE_DTYPES:
         raise ValueError(f"Quire has {', '.join(CACHE_DTYPES)}")
     return ["--kv-cache-dtype", CACHE_DTYPES[value]]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.engine.models.specs.cache import CacheGroup, CacheShape, CrossCache, StateCache
-from quire.kernels.int8_pages import SCALE
+from quire.kernels import int8_pages
 
 _STATE_ALIGNMENT = 16  # bytes
 
@@ -20,7 +20,7 @@ _STATE_ALIGNMENT = 16  # bytes
 class LayerCache:
     """Pages of one layer, each (heads, blocks, block_size, dim), not contiguous. `values` may be a view of `keys`.
 
-    In int8 pages a scale precedes each row of elements. Between rows there may be unused bytes, which align them.
+    In int8 pages scales precede each row of elements. Between rows there may be unused bytes, which align them.
 
     Attributes:
         shape: elements that the layer caches of a token.
@@ -169,14 +169,11 @@ class _Pages:
 
     def layer(self, shape: CacheShape, group: int) -> LayerCache:
         """Return the pages of a layer."""
-        extra = scale_bytes(self.memory.dtype)
         keys = self._rows(shape, shape.key_elements)
-        values = (
-            keys[..., : extra + shape.value_elements]
-            if shape.values_in_keys
-            else self._rows(shape, shape.value_elements)
-        )
-        return LayerCache(keys, values, shape, group)
+        if not shape.values_in_keys:
+            return LayerCache(keys, self._rows(shape, shape.value_elements), shape, group)
+        first, last = (scale_bytes(dim, self.memory.dtype) for dim in (shape.key_elements, shape.value_elements))
+        return LayerCache(keys, keys[..., first - last : first + shape.value_elements], shape, group)
 
     def _rows(self, shape: CacheShape, dim: int) -> Tensor:
         """Return rows of `dim` elements with their scales: (heads, blocks, block_size, elements)."""
@@ -186,7 +183,7 @@ class _Pages:
         strides = (self.block_size * taken, self.stride // dtype.itemsize, taken, 1)
         pages = self.memory.as_strided(size, strides, self.begin // dtype.itemsize)
         self.begin += shape.heads * self.block_size * taken * dtype.itemsize
-        return pages[..., unused : unused + scale_bytes(dtype) + dim]
+        return pages[..., unused : unused + scale_bytes(dim, dtype) + dim]
 
 
 def _state_bytes(kind: StateCache) -> int:
@@ -200,7 +197,7 @@ def aligned_state(nbytes: int) -> int:
 
 
 def _elements_per_token(shape: CacheShape, dtype: torch.dtype) -> int:
-    """Elements of a token in one layer, including the bytes of int8 scales and those that align rows."""
+    """Elements of a token in one layer, including the bytes of scales and those that align rows."""
     return sum(_row(shape, dim, dtype)[0] for dim in _dims(shape)) * shape.heads
 
 
@@ -211,11 +208,11 @@ def _dims(shape: CacheShape) -> tuple[int, ...]:
 
 def _row(shape: CacheShape, dim: int, dtype: torch.dtype) -> tuple[int, int]:
     """Elements that a row of `dim` elements takes in pages, and how many of them are unused in front of it."""
-    alignment, scale = shape.row_alignment, scale_bytes(dtype)
-    header, elements = (-(-nbytes // alignment) * alignment for nbytes in (scale, dim * dtype.itemsize))
-    return (header + elements) // dtype.itemsize, header - scale
+    alignment, scales = shape.row_alignment, scale_bytes(dim, dtype)
+    header, elements = (-(-nbytes // alignment) * alignment for nbytes in (scales, dim * dtype.itemsize))
+    return (header + elements) // dtype.itemsize, header - scales
 
 
-def scale_bytes(dtype: torch.dtype) -> int:
-    """Bytes of the scale that precedes each row of a page."""
-    return SCALE if dtype is torch.int8 else 0
+def scale_bytes(dim: int, dtype: torch.dtype) -> int:
+    """Bytes of the scales that precede each row of `dim` elements in a page."""
+    return int8_pages.scale_bytes(dim) if dtype is torch.int8 else 0

@@ -183,10 +183,16 @@ class _Load:
         # Adapters that are merged into weights come from other files, and other devices pack in other ways.
         if self.config.task_adapter is not None or not native.supports(torch.empty(0, dtype=self.dtype)):
             limit = 0
-        limit = limit if not self.is_dummy and self.target.torch_device.type == "cpu" else 0
+        if self.is_dummy or self.has_exact_inputs or self.target.torch_device.type != "cpu":
+            limit = 0
         options = self.options.model_dump_json(exclude={"packed_weight_cache_size"})
         folder = self.folder / (self.config.static or "")
         return model_cache(folder, limit, self.checkpoint.total_bytes, model, str(self.dtype), options, *facts)
+
+    @property
+    def has_exact_inputs(self) -> bool:
+        """Layers do not round their inputs to int8, as kernels for quantized weights do."""
+        return self.options.activation_quantization == "none" and self.target.torch_device.type == "cpu"
 
     @property
     def is_dummy(self) -> bool:
@@ -289,6 +295,8 @@ def _load_model(
         if quantize and dtype not in target.quantizable_dtypes:
             names = sorted(str(supported_dtype).removeprefix("torch.") for supported_dtype in target.quantizable_dtypes)
             raise UnsupportedModel(f"--quantization works with --dtype {' or '.join(names)}")
+        if quantize and options.activation_quantization == "none":
+            _check_exact_inputs(quantization, dtype, target.torch_device)
         load = _Load(folder, config, options, checkpoint, dtype, target, bar, shell, observer)
         if isinstance(config.spec, CTCSpec | TransducerSpec):
             return _load_audio_model(load, config.spec)
@@ -438,6 +446,7 @@ def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: Rank
         "extra_layers": config.extra_layers,
         "read_elsewhere": {HEAD, *_EMBEDDINGS} if pooler.label_tokens else (),
         "embeds_with_head": all(names.target(name, {"embed.weight"}) is None for name in checkpoint.names()),
+        "exact_inputs": load.has_exact_inputs,
         "on_packed": load.on_packed,
     }
     filler = (
@@ -575,7 +584,9 @@ def _load_audio_model(load: _Load, spec: CTCSpec | TransducerSpec) -> LoadedMode
         model = CTCModel(spec) if isinstance(spec, CTCSpec) else TransducerModel(spec)
     load.allocate(model)
     names = weight_names(spec, load.config.facts)
-    filler = WeightFiller(model, names, options.online_quantization, on_packed=load.on_packed)
+    filler = WeightFiller(
+        model, names, options.online_quantization, exact_inputs=load.has_exact_inputs, on_packed=load.on_packed
+    )
     load.fill(filler, lambda progress: names.prepare(checkpoint.tensors(load.dtype, progress)))
     longest = encoder.max_positions
     return load.loaded(model, spec.vocab, longest if isinstance(spec, CTCSpec) else _context_len(options, longest))
@@ -602,6 +613,19 @@ def _load_dual_encoder(load: _Load, spec: DualEncoderSpec) -> LoadedModel:
     filler = WeightFiller(model, names, on_packed=load.on_packed)
     load.fill(filler, lambda progress: names.prepare(checkpoint.tensors(load.dtype, progress)))
     return load.loaded(model, spec.vocab, _shortened(load, spec.max_positions))
+
+
+def _check_exact_inputs(quantization: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise UnsupportedModel if weights that are quantized while they load are multiplied with rounded inputs only."""
+    if device.type == "cpu" and dtype == torch.float32:
+        raise UnsupportedModel(
+            "--activation-quantization none works with --dtype bfloat16 on CPUs, if there is a --quantization"
+        )
+    if device.type != "cpu" and quantization != "int4":
+        raise UnsupportedModel(
+            f"--quantization {quantization} rounds inputs on GPUs, where --activation-quantization none works with "
+            "--quantization int4"
+        )
 
 
 def _sentence_limit(folder: Path, positions: int) -> int:

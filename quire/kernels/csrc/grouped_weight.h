@@ -46,8 +46,8 @@ struct ScaleRows {
         } else {
             const auto *codes = (const int8_t *)at + group * PANEL;
             const uint8_t *factor = factors + (group >> shift) * 64;
-            low = Int8Rows<Float32>::load(codes) * load_float16(factor);
-            high = Int8Rows<Float32>::load(codes + LANES) * load_float16(factor + 32);
+            low = load_int8(codes) * load_float16(factor);
+            high = load_int8(codes + LANES) * load_float16(factor + 32);
         }
     }
 };

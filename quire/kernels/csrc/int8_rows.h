@@ -1,9 +1,9 @@
-// Rows of int8 with one scale per row, and the two formats of KV pages: plain rows and rows of int8.
+// Rows of int8 with scales, and the two formats of KV pages: plain rows and rows of int8.
 #pragma once
 
 typedef uint8_t Bytes __attribute__((vector_size(16)));
 
-// Quantizes a row to int8. Returns the scale: NaN if an element is NaN or infinite.
+// Quantizes elements to int8 with one scale. Returns the scale: NaN if an element is NaN or infinite.
 template <class T>
 float quantize_row(const typename T::Element *x, int8_t *out, int64_t size) {
     Floats largest = broadcast(0.0f), not_finite = broadcast(0.0f);
@@ -24,56 +24,73 @@ float quantize_row(const typename T::Element *x, int8_t *out, int64_t size) {
     return scale + horizontal_sum(not_finite);
 }
 
+// 16 elements of int8 as floats.
+inline Floats load_int8(const int8_t *from) {
+#if defined(HAVE_AVX512)
+    return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
+#else
+    typedef int8_t Int8s __attribute__((vector_size(16)));
+    Int8s x;
+    std::memcpy(&x, from, sizeof x);
+    return __builtin_convertvector(__builtin_convertvector(x, Ints), Floats);
+#endif
+}
+
 // Rows of pages in the dtype T.
 template <class T>
 struct PlainRows {
     typedef typename T::Element Element;
-    static constexpr int64_t PREFIX = 0;  // elements in front of a row's own
-    static inline float scale(const Element *) { return 1.0f; }
-    // 32 elements: those of the lower and of the upper halves of words.
-    static inline void load_pair(const Element *row, Floats &a, Floats &b) { T::load_pair(row, a, b); }
-    static inline Words load_pairs(const Element *row) { return load_words(row); }
-    // Queries and outputs are read and written in the element order of load_pair.
-    static inline void load_query_pair(const typename T::Element *from, Floats &a, Floats &b) { T::load_pair(from, a, b); }
-    static inline void store_output_pair(typename T::Element *to, Floats a, Floats b) { T::store_pair(to, a, b); }
-    static inline void write(const typename T::Element *from, Element *row, int64_t dim) {
-        std::memcpy(row, from, dim * sizeof *row);
-    }
+    // Elements in front of a row's own.
+    static constexpr int64_t prefix(int64_t) { return 0; }
+    // 32 elements from `at` on: as in T::load_pair, and as they are.
+    static inline void load_pair(const Element *row, int64_t at, Floats &a, Floats &b) { T::load_pair(row + at, a, b); }
+    static inline Words load_pairs(const Element *row, int64_t at) { return load_words(row + at); }
+    static inline void write(const Element *from, Element *row, int64_t dim) { std::memcpy(row, from, dim * sizeof *row); }
 };
 
-// Rows of int8, each behind its float32 scale. Elements are loaded as the integers that they are, which bfloat16 has all of:
-// the scale is applied to sums of products.
+constexpr int64_t INT8_GROUP = 64;  // elements that share a scale; the last ones of a row may be fewer
+
+// Rows of int8 behind float32 scales, that of the last group first. A row is what plain rows of its elements times their
+// scales are, rounded as in T.
 template <class T>
 struct Int8Rows {
     typedef int8_t Element;
-    static constexpr int64_t PREFIX = sizeof(float);
-    static inline float scale(const Element *row) {
-        float out;
-        std::memcpy(&out, row, sizeof out);
-        return out;
+    static constexpr int64_t prefix(int64_t dim) {
+        return (dim + INT8_GROUP - 1) / INT8_GROUP * int64_t(sizeof(float));
     }
-    static inline Floats load(const Element *from) {
-#if defined(HAVE_AVX512)
-        return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
-#else
-        typedef int8_t Int8s __attribute__((vector_size(16)));
-        Int8s x;
-        std::memcpy(&x, from, sizeof x);
-        return __builtin_convertvector(__builtin_convertvector(x, Ints), Floats);
-#endif
+    // The elements of a row of `width` bytes.
+    static constexpr int64_t dim_of(int64_t width) {
+        constexpr int64_t whole = INT8_GROUP + int64_t(sizeof(float));
+        return width - (width + whole - 1) / whole * int64_t(sizeof(float));
     }
-    static inline void load_pair(const Element *row, Floats &a, Floats &b) {
-        a = load(row + PREFIX), b = load(row + PREFIX + LANES);
+    static inline void load_pair(const Element *row, int64_t at, Floats &a, Floats &b) {
+        if constexpr (std::is_same_v<T, Float32>) load_floats(row, at, a, b);
+        else {
+            Words both = load_pairs(row, at);
+            a = (Floats)(both << 16), b = (Floats)(both & 0xffff0000);
+        }
     }
-    static inline Words load_pairs(const Element *row) { return pack_floats(load(row + PREFIX), load(row + PREFIX + LANES)); }
-    static inline void load_query_pair(const typename T::Element *from, Floats &a, Floats &b) {
-        a = T::load(from), b = T::load(from + LANES);
+    static inline Words load_pairs(const Element *row, int64_t at) {
+        Floats a, b;
+        load_floats(row, at, a, b);
+        alignas(64) uint16_t elements[PAIR];
+        BFloat16::store2(elements, a, b);
+        return load_words(elements);
     }
-    static inline void store_output_pair(typename T::Element *to, Floats a, Floats b) {
-        T::store(to, a), T::store(to + LANES, b);
-    }
+    // from: elements of T.
     static inline void write(const typename T::Element *from, Element *row, int64_t dim) {
-        float scale = quantize_row<T>(from, row + PREFIX, dim);
-        std::memcpy(row, &scale, sizeof scale);
+        for (int64_t at = 0; at < dim; at += INT8_GROUP) {
+            float scale = quantize_row<T>(from + at, row + at, std::min(INT8_GROUP, dim - at));
+            std::memcpy(row - scale_bytes(at), &scale, sizeof scale);
+        }
+    }
+
+  private:
+    // How far a group's scale is in front of a row's elements.
+    static constexpr int64_t scale_bytes(int64_t at) { return (at / INT8_GROUP + 1) * int64_t(sizeof(float)); }
+    static inline void load_floats(const Element *row, int64_t at, Floats &a, Floats &b) {
+        float scale;
+        std::memcpy(&scale, row - scale_bytes(at), sizeof scale);
+        a = load_int8(row + at) * scale, b = load_int8(row + at + LANES) * scale;
     }
 };

@@ -17,16 +17,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.int8_pages import GROUP, SCALE, row_dim
 from quire.kernels.triton import tuning
 from quire.kernels.triton.numerics import tanh
 
 TABLE = "attention"  # of `tuning`
 PLAIN = tl.constexpr(0)  # pages of the queries' kind of dtype
-INT8 = tl.constexpr(1)  # int8 with the scale of each row in front of it
+INT8 = tl.constexpr(1)  # int8 with the scales of each row in front of it, that of the last group first
 FP8 = tl.constexpr(2)  # float8_e4m3fn
 LOG2E = tl.constexpr(1.4426950408889634)
+SCALE_GROUP = tl.constexpr(GROUP)  # elements of int8 rows that share a scale
 _MIN_DIM = 16  # of operands of tl.dot
-_SCALE_BYTES = 4  # in front of int8 rows
 
 
 @triton.jit
@@ -56,21 +57,41 @@ def dot(a, b, acc, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def page_elements(tile, PAGE_TYPE: tl.constexpr, DTYPE: tl.constexpr):
-    """Elements of pages in DTYPE, without their scale."""
-    if PAGE_TYPE == FP8:
-        tile = tile.to(tl.float8e4nv, bitcast=True)
-    if PAGE_TYPE == INT8:
-        tile = tile.to(tl.float32)  # the interpreter does not convert integers to bfloat16
-    return tile.to(DTYPE)
+def load_scales(rows, seen, START: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr):
+    """The scales of columns from START on of int8 rows, (rows, WIDTH) or (rows, 1).
+
+    Args:
+        rows: pointers to the scale of each row's first group, behind those of the others.
+        START, WIDTH: powers of two; START may be 0.
+    """
+    if WIDTH <= SCALE_GROUP:  # columns of one group
+        scales = tl.load(rows - START // SCALE_GROUP, mask=seen, other=0.0)[:, None]
+    elif WIDTH <= 256:
+        groups: tl.constexpr = WIDTH // SCALE_GROUP
+        group = START // SCALE_GROUP + tl.arange(0, groups)
+        mask = seen[:, None] & (group * SCALE_GROUP < DIM)[None, :]
+        of_groups = tl.load(rows[:, None] - group[None, :], mask=mask, other=0.0)
+        spread = tl.broadcast_to(of_groups[:, :, None], (rows.shape[0], groups, SCALE_GROUP))
+        scales = tl.reshape(spread, (rows.shape[0], WIDTH))
+    else:  # which takes fewer registers, and more shared memory
+        columns = START + tl.arange(0, WIDTH)
+        mask = seen[:, None] & (columns < DIM)[None, :]
+        scales = tl.load(rows[:, None] - (columns // SCALE_GROUP)[None, :], mask=mask, other=0.0)
+    return scales
 
 
 @triton.jit
-def scaled_float16(values, scale, PAGE_TYPE: tl.constexpr):
-    """Values of int8 rows times their scales, in float16: products of weights and scales may be below its range."""
-    if PAGE_TYPE == INT8 and values.dtype == tl.float16:
-        values = (values.to(tl.float32) * scale[:, None]).to(tl.float16)
-    return values
+def load_page_columns(
+    rows, scales, seen, START: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr, PAGE_TYPE: tl.constexpr,
+    DTYPE: tl.constexpr,
+):  # fmt: skip
+    """`load_columns` of rows of pages, in DTYPE; of int8 rows times their `scales`, see `load_scales`."""
+    tile = load_columns(rows, seen, START, WIDTH, DIM)
+    if PAGE_TYPE == FP8:
+        tile = tile.to(tl.float8e4nv, bitcast=True)
+    if PAGE_TYPE == INT8:
+        tile = tile.to(tl.float32) * load_scales(scales, seen, START, WIDTH, DIM)
+    return tile.to(DTYPE)
 
 
 @triton.jit
@@ -139,7 +160,8 @@ def attend_pages(
         q: (rows, main) queries of one KV head, q_tail: (rows, tail).
         last: (rows,) position of each query, which CAUSAL, WINDOW, ALIBI and BIAS use.
         slopes: (rows,) of ALiBi.
-        keys: pointer to the pages of the KV head, like values; key_scales, value_scales: to the scales of int8 rows.
+        keys: pointer to the pages of the KV head, like values; key_scales, value_scales: to the scale of
+            the first group of int8 rows.
         table: pointer to the sequence's blocks; without pages (PAGE_SIZE 0) not used, and keys points to its first row.
         window: the least distance of positions that a query does not attend to.
         biases: (rows,) pointers to biases by distance, reach + clamp(key - query, -reach, reach).
@@ -164,15 +186,12 @@ def attend_pages(
             block = tl.load(table + position // PAGE_SIZE, mask=inside, other=0).to(tl.int64)
             offset = position % PAGE_SIZE
         rows = keys + block * key_block + offset * key_row
-        k = load_columns(rows, inside, 0, KEY_MAIN, KEY_DIM)
-        k_main = page_elements(k, PAGE_TYPE, q.dtype)
+        scales = key_scales + block * (key_block // 4) + offset * (key_row // 4)
+        k_main = load_page_columns(rows, scales, inside, 0, KEY_MAIN, KEY_DIM, PAGE_TYPE, q.dtype)
         products = dot(q, tl.trans(k_main), tl.zeros([q.shape[0], BLOCK_N], tl.float32), INTERPRETED)
         if KEY_TAIL > 0:
-            k_tail = page_elements(load_columns(rows, inside, KEY_MAIN, KEY_TAIL, KEY_DIM), PAGE_TYPE, q.dtype)
+            k_tail = load_page_columns(rows, scales, inside, KEY_MAIN, KEY_TAIL, KEY_DIM, PAGE_TYPE, q.dtype)
             products = dot(q_tail, tl.trans(k_tail), products, INTERPRETED)
-        if PAGE_TYPE == INT8:
-            key_scale = tl.load(key_scales + block * (key_block // 4) + offset * (key_row // 4), mask=inside, other=0.0)
-            products *= key_scale[None, :]
         scores = scaled_scores(products, scale, softcap, SOFTCAP)
         distance = position[None, :] - last[:, None]
         if ALIBI:
@@ -191,18 +210,10 @@ def attend_pages(
         weights, factor, top, total = online_softmax(tl.where(seen, scores, float("-inf")), top, total)
         rows = values + block * value_block + offset * value_row
         scales = value_scales + block * (value_block // 4) + offset * (value_row // 4)
-        value_scale = tl.load(scales, mask=inside, other=0.0) if PAGE_TYPE == INT8 else inside
-        if PAGE_TYPE == INT8 and q.dtype != tl.float16:
-            weights *= value_scale[None, :]
-        if SHARED:
-            v = k_main
-        else:
-            v = page_elements(load_columns(rows, inside, 0, VALUE_MAIN, VALUE_DIM), PAGE_TYPE, q.dtype)
-        v = scaled_float16(v, value_scale, PAGE_TYPE)
+        v = k_main if SHARED else load_page_columns(rows, scales, inside, 0, VALUE_MAIN, VALUE_DIM, PAGE_TYPE, q.dtype)
         acc = dot(weights.to(q.dtype), v, acc * factor[:, None], INTERPRETED)
         if VALUE_TAIL > 0:
-            v_tail = load_columns(rows, inside, VALUE_MAIN, VALUE_TAIL, VALUE_DIM)
-            v_tail = scaled_float16(page_elements(v_tail, PAGE_TYPE, q.dtype), value_scale, PAGE_TYPE)
+            v_tail = load_page_columns(rows, scales, inside, VALUE_MAIN, VALUE_TAIL, VALUE_DIM, PAGE_TYPE, q.dtype)
             acc_tail = dot(weights.to(q.dtype), v_tail, acc_tail * factor[:, None], INTERPRETED)
     return acc, acc_tail, top, total
 
@@ -213,7 +224,8 @@ class Pages:
 
     Attributes:
         keys: (kv_heads, blocks, block_size, dim) elements, like values.
-        key_scales: the scales of int8 rows, like value_scales; elsewhere any tensor.
+        key_scales: the scales of the first groups of int8 rows, (kv_heads, blocks, block_size, 1), which those of
+            other groups precede, like value_scales; elsewhere any tensor.
         page_type: `PLAIN`, `INT8` or `FP8`.
         sizes: see `head_sizes`.
         shared: values are the main part of keys.
@@ -240,17 +252,23 @@ class Pages:
 
 def as_pages(keys: Tensor, values: Tensor) -> Pages:
     """The pages (kv_heads, blocks, block_size, dim) of any dtype that kernels read; see `quire.kernels.int8_pages`."""
-    same = keys.data_ptr() == values.data_ptr() and keys.stride() == values.stride()
     page_type, scales = PLAIN.value, (keys, values)
     if keys.dtype is torch.int8:
         page_type = INT8.value
-        scales = (keys[..., :_SCALE_BYTES].view(torch.float32), values[..., :_SCALE_BYTES].view(torch.float32))
-        keys, values = keys[..., _SCALE_BYTES:], values[..., _SCALE_BYTES:]
+        (keys, key_scales), (values, value_scales) = _split_rows(keys), _split_rows(values)
+        scales = key_scales, value_scales
     elif keys.dtype is torch.float8_e4m3fn:
         page_type, keys, values = FP8.value, keys.view(torch.uint8), values.view(torch.uint8)
     sizes = head_sizes(keys.shape[3], values.shape[3])
+    same = keys.data_ptr() == values.data_ptr() and keys.stride() == values.stride()
     shared = same and sizes["KEY_MAIN"] == sizes["VALUE_MAIN"] and sizes["VALUE_TAIL"] == 0
     return Pages(keys, values, *scales, page_type, sizes, shared)
+
+
+def _split_rows(pages: Tensor) -> tuple[Tensor, Tensor]:
+    """The elements of int8 rows, and the scales of their first groups."""
+    first = pages.shape[3] - row_dim(pages.shape[3])
+    return pages[..., first:], pages[..., first - SCALE : first].view(torch.float32)
 
 
 def page_config(kernel: str, q: Tensor, pages: Pages) -> Mapping[str, int]:

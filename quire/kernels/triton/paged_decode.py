@@ -154,7 +154,7 @@ def decode(
     Args:
         q: (sequences, heads, dim) float32, float16 or bfloat16, last stride 1.
         keys: pages (kv_heads, blocks, block_size, dim) of q's dtype, int8 or float8_e4m3fn, last stride 1, like
-            values, which may be a view of the keys. Rows of int8 begin with their scale.
+            values, which may be a view of the keys. Rows of int8 begin with their scales.
         block_tables: (sequences, blocks) int32; entries past a sequence's end and before its window are not read.
         seq_lens: (sequences,) int32 or int64. The result of a sequence of 0 positions is 0.
         max_seq_len: no sequence is longer. It decides how many programs there are, and no bit of the result.

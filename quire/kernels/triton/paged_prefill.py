@@ -128,7 +128,7 @@ def prefill(
     Args:
         q: (tokens, heads, dim) float32, float16 or bfloat16, last stride 1.
         keys: pages (kv_heads, blocks, block_size, dim) of q's dtype, int8 or float8_e4m3fn, last stride 1, like
-            values, which may be a view of the keys. Rows of int8 begin with their scale.
+            values, which may be a view of the keys. Rows of int8 begin with their scales.
         block_tables: (spans, blocks) int32; entries past a sequence's end and before its window are not read.
         seq_lens: (spans,) int32 or int64, positions of each sequence including those of the span.
         query_starts: (spans + 1,) int32 or int64, where each span's queries begin among the tokens, and where the last

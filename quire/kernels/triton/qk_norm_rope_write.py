@@ -74,7 +74,7 @@ def qk_norm_rope_write(
     Args:
         x: (tokens, q_heads + 2 * kv_heads, dim) float32, float16 or bfloat16, last stride 1: queries, keys, values.
         keys: pages (kv_heads, blocks, block_size, dim) of x's dtype, int8 or float8_e4m3fn, last stride 1, like values.
-            Rows of int8 begin with their scale.
+            Rows of int8 begin with their scales.
         slots: (tokens,) int32 or int64, block * block_size + offset; of tokens with negative slots only the queries
             are computed.
         key_scale: of float8 keys, whose elements are divided by it, like value_scale.

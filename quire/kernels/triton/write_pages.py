@@ -6,7 +6,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.triton.attention_tiles import FP8, INT8, Pages, as_pages, load_columns, store_columns
+from quire.kernels.triton.attention_tiles import (
+    FP8,
+    INT8,
+    SCALE_GROUP,
+    Pages,
+    as_pages,
+    load_columns,
+    store_columns,
+)
 from quire.kernels.triton.variants import KernelVariant
 
 _MAX_FP8 = tl.constexpr(448.0)  # largest float8_e4m3fn
@@ -38,6 +46,7 @@ def write_rows(
     """Write the rows of some heads of one token.
 
     Args:
+        scales: pointer to the first group's scale in pages of int8, which those of others precede.
         elements: (heads, WIDTH), zeros from DIM on.
         slot: int64, not negative.
         head: (heads,) int64; those that are not `stored` are skipped.
@@ -46,16 +55,20 @@ def write_rows(
     block, offset = slot // PAGE_SIZE, slot % PAGE_SIZE
     to = pages + head * head_stride + block * block_stride + offset * row_stride
     if PAGE_TYPE == INT8:
-        exact = elements.to(tl.float32)
-        largest = tl.max(tl.abs(exact), 1)
-        odd = tl.sum((exact != exact).to(tl.int32), 1) > 0
+        groups: tl.constexpr = (WIDTH + SCALE_GROUP - 1) // SCALE_GROUP
+        exact = tl.reshape(elements.to(tl.float32), (elements.shape[0], groups, WIDTH // groups))
+        largest = tl.max(tl.abs(exact), 2)
+        odd = tl.sum((exact != exact).to(tl.int32), 2) > 0
         scale = tl.where(largest == 0.0, 1.0, tl.math.div_rn(largest, tl.full(largest.shape, 127.0, tl.float32)))
         scale = tl.where(odd, float("nan"), scale)
-        tl.store(scales + head * (head_stride // 4) + block * (block_stride // 4) + offset * (row_stride // 4), scale,
-                 mask=stored)  # fmt: skip
-        ratio = tl.math.div_rn(exact, tl.broadcast_to(scale[:, None], exact.shape))
+        first = scales + head * (head_stride // 4) + block * (block_stride // 4) + offset * (row_stride // 4)
+        group = tl.arange(0, groups)
+        mask = stored[:, None] & (group * SCALE_GROUP < DIM)[None, :]
+        tl.store(first[:, None] - group[None, :], scale, mask=mask)
+        ratio = tl.math.div_rn(exact, tl.broadcast_to(scale[:, :, None], exact.shape))
         ratio = tl.where(ratio == ratio, ratio, 0.0)
-        elements = ((ratio + _ROUND) - _ROUND).to(tl.int8)  # rounds halves to even, as torch does
+        rounded = ((ratio + _ROUND) - _ROUND).to(tl.int8)  # rounds halves to even, as torch does
+        elements = tl.reshape(rounded, elements.shape)
     elif PAGE_TYPE == FP8:
         exact = elements.to(tl.float32)
         divisor = tl.full(exact.shape, 1.0, tl.float32) * fp8_scale
@@ -106,7 +119,7 @@ def write_pages(
 
     Args:
         keys: pages (kv_heads, blocks, block_size, dim) of k's dtype, int8 or float8_e4m3fn, last stride 1, like values.
-            Rows of int8 begin with their scale.
+            Rows of int8 begin with their scales.
         slots: (tokens,) int32 or int64, block * block_size + offset; tokens with negative slots are not written.
         k: (tokens, kv_heads, dim) float32, float16 or bfloat16, last stride 1, like v.
         v: None if the values are a view of the keys.

@@ -71,12 +71,13 @@ def test_pages_of_a_device_are_one_allocation() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8])
 @pytest.mark.parametrize("latent", [False, True])
-@pytest.mark.parametrize("dim", [48, 20])
+@pytest.mark.parametrize("dim", [48, 20, 112])
 def test_rows_are_aligned_on_gpus(dtype: torch.dtype, latent: bool, dim: int) -> None:
-    shape, extra = CacheShape(2, dim, 13, values_in_keys=latent, row_alignment=16), scale_bytes(dtype)
+    shape = CacheShape(2, dim, 13, values_in_keys=latent, row_alignment=16)
     (layer,) = DeviceKVCache(layout(shape), 4, 3, dtype, torch.device("cpu")).layers.values()
     assert layer.keys.untyped_storage().nbytes() == 4 * layout(shape).block_bytes(3, dtype)
     for pages, elements in ((layer.keys, dim), (layer.values, 13)):
+        extra = scale_bytes(elements, dtype)
         assert pages.shape == (2, 4, 3, extra + elements)
         assert pages[..., extra:].data_ptr() % 16 == 0
         assert all(stride * dtype.itemsize % 16 == 0 for stride in pages.stride()[:3])

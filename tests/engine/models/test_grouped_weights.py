@@ -10,6 +10,7 @@ import torch
 
 from quire.config.options import ModelOptions, ParallelOptions
 from quire.engine.models.checkpoint.formats import FORMATS
+from quire.engine.models.errors import UnsupportedModel
 from quire.kernels import native
 from tests.support.engine import Engine, greedy, load, random_prompt
 from tests.support.grouped_format import METHOD, GroupedFormat, packed_names, quantize
@@ -37,11 +38,11 @@ def saved(tmp_path: Path, case: str) -> tuple[Path, Path]:
     return folder, quantize(folder, mixed)
 
 
-def logprobs(folder: Path, parallel: dict[str, Any]) -> torch.Tensor:
+def logprobs(folder: Path, parallel: dict[str, Any], **options: Any) -> torch.Tensor:
     """Of the tokens of a prompt."""
     engine = Engine(
         folder,
-        model=ModelOptions(dtype="bfloat16"),
+        model=ModelOptions(dtype="bfloat16", **options),
         parallel=ParallelOptions(**parallel),
         kv_cache_memory_bytes=8 << 20,
     )
@@ -87,3 +88,29 @@ def test_float32_is_exact(tmp_path: Path) -> None:
     prompt = random_prompt(1, 10)
     tokens = [Engine(path).generate(prompt, greedy(12)).tokens for path in (folder, twin)]
     assert tokens[0] == tokens[1]
+
+
+def test_inputs_that_are_not_rounded(tmp_path: Path) -> None:
+    """The log probabilities are those of the twin."""
+    folder, twin = saved(tmp_path, "llama-biased-tied")
+    exact = logprobs(folder, {}, activation_quantization="none")
+    assert torch.equal(exact, logprobs(twin, {}))
+    assert not torch.equal(exact, logprobs(folder, {}))
+
+
+def test_inputs_that_are_not_rounded_with_weights_that_are_while_they_load(tmp_path: Path) -> None:
+    """Weights have the numbers that quantization leaves them, in 16 bits."""
+    folder, _ = saved(tmp_path, "llama-biased-tied")
+    rounded, exact = (
+        load(folder, dtype="bfloat16", quantization="int4", activation_quantization=kind).model
+        for kind in ("auto", "none")
+    )
+    assert packed_names(rounded) == ALL
+    assert packed_names(exact) == set()
+    assert exact.embed.packed is exact.head.packed
+    for name in ("qkv", "out"):
+        x = torch.eye(128, dtype=torch.bfloat16)
+        left, right = (getattr(model.layers[0].attn, name) for model in (rounded, exact))
+        torch.testing.assert_close(right(x), left(x), rtol=2**-6, atol=2**-9)
+    with pytest.raises(UnsupportedModel, match="--activation-quantization none works with --dtype bfloat16"):
+        load(folder, quantization="int4", activation_quantization="none")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.kernels.int8_pages import SCALE
+from quire.kernels.int8_pages import scale_bytes
 from quire.kernels.paged_attention import AttentionParams
 from quire.kernels.write_pages import write_reference
 
@@ -53,15 +53,17 @@ def cache(
     float8 = dict.fromkeys(("float8", HEAD_SCALES), torch.float8_e4m3fn)
     page_dtype = {"plain": dtype, "int8": torch.int8, **float8}[pages]
     head_scales = scales_of_heads(kv_heads) if pages == HEAD_SCALES else None
-    extra = SCALE if pages == "int8" else 0
+    extra, value_extra = (scale_bytes(size) if pages == "int8" else 0 for size in (dim, value_dim))
     keys, values = (
-        torch.full((blocks, kv_heads, block_size, size + extra), torch.nan).to(page_dtype).transpose(0, 1)
-        for size in (dim, value_dim)
+        torch.full((blocks, kv_heads, block_size, size), torch.nan).to(page_dtype).transpose(0, 1)
+        for size in (dim + extra, value_dim + value_extra)
     )
     if pages == "int8":
-        keys[..., :SCALE] = values[..., :SCALE] = torch.tensor([torch.nan]).view(torch.int8)
+        for rows, size in ((keys, extra), (values, value_extra)):
+            rows[..., :size] = torch.full((size // 4,), torch.nan).view(torch.int8)
+    values_in_keys = slice(extra - value_extra, extra + value_dim)
     if latent:
-        values = keys[..., : value_dim + extra]
+        values = keys[..., values_in_keys]
     order = (torch.randperm(blocks - 1) + 1).split(widths) if sum(widths) else [torch.empty(0)] * len(lengths)
     tables = torch.zeros(len(lengths), max(1, *widths), dtype=torch.int32)
     for table, entries, length in zip(tables, order, lengths, strict=True):
@@ -71,7 +73,7 @@ def cache(
         k, v = (torch.randn(length, kv_heads, size).to(dtype) for size in (dim, value_dim))
         write_reference(keys, values, slots, k, None if latent else v, (KEY_SCALE, VALUE_SCALE), head_scales)
     keys = keys.to(device)
-    values = keys[..., : value_dim + extra] if latent else values.to(device)  # a view there, too
+    values = keys[..., values_in_keys] if latent else values.to(device)  # a view there, too
     return Cached(keys, values, tables.to(device), torch.tensor(lengths, device=device))
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quire.kernels import native, rope
-from quire.kernels.int8_pages import SCALE
+from quire.kernels.int8_pages import scale_bytes
 from quire.kernels.projected_heads import CosSin, ProjectedHeads, QKNormWeights
 from quire.kernels.qk_norm_rope_write import in_two_ops, qk_norm_rope_write
 from quire.kernels.rms_norm import reference as rms_norm_reference
@@ -64,7 +64,7 @@ def projection(
 def empty_pages(heads: ProjectedHeads, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
     """Keys and values with a pattern in each byte, in rows that are aligned as those of the engine."""
     dtype, dim = dtype or heads.qkv.dtype, heads.split.shape[2]
-    scale = SCALE if dtype is torch.int8 else 0
+    scale = scale_bytes(dim) if dtype is torch.int8 else 0
     header = -(-scale // _ROW) * _ROW
     taken = header + -(-dim * dtype.itemsize // _ROW) * _ROW
     shape = (BLOCKS, heads.kv_heads, BLOCK_SIZE, taken)

@@ -7,20 +7,20 @@ import torch
 from torch import Tensor
 
 from quire.kernels import native, write_pages
-from quire.kernels.int8_pages import SCALE
+from quire.kernels.int8_pages import SCALE, scale_bytes
 
 SCALES = (0.3, 2.0)  # of float8 pages
 
 
 def empty_pages(dtype: torch.dtype, page_dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Keys of 20 and values of 36 elements, 3 heads, 10 blocks of 5, with a pattern in each byte."""
-    extra, itemsize = (SCALE, 1) if page_dtype is torch.int8 else (0, page_dtype.itemsize)
+    """Keys of 20 and values of 144 elements, 3 heads, 10 blocks of 5, with a pattern in each byte."""
 
     def pages(size: int) -> Tensor:
-        shape = (10, 3, 5, (size + extra) * itemsize)
+        extra = scale_bytes(size) if page_dtype is torch.int8 else 0
+        shape = (10, 3, 5, size * page_dtype.itemsize + extra)
         return torch.full(shape, 7, dtype=torch.uint8, device=device).view(page_dtype).transpose(0, 1)
 
-    return pages(20), pages(36)
+    return pages(20), pages(144)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -34,7 +34,7 @@ def test_write_pages_equals_its_reference(
     torch.manual_seed(0)
     page_dtype = page_dtype or dtype
     head_scales = torch.tensor([[0.5, 2.0, 0.1], [3.0, 1.0, 0.7]], device=device) if of_heads else None
-    k, v = (torch.randn(8, 6, size, device=device).to(dtype)[:, ::2] * 3 for size in (20, 36))
+    k, v = (torch.randn(8, 6, size, device=device).to(dtype)[:, ::2] * 3 for size in (20, 144))
     k[0, 0, 0], k[1, 1] = 2000.0, 0.0
     slots = torch.tensor([3, 17, 40, -1, 5, 12, 33, -5], device=device)
     (keys, values), (own_keys, own_values) = (empty_pages(dtype, page_dtype, device) for _ in range(2))

@@ -15,7 +15,7 @@ from quire.engine.models.checkpoint.formats.weight_format import PackableWeight,
 from quire.engine.models.checkpoint.model_cache import NO_CACHE, ModelCache
 from quire.engine.models.checkpoint.norm_gains import NormGains, normed_linears
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMismatch
-from quire.engine.models.layers.linear import Linear, Packable
+from quire.engine.models.layers.linear import Linear, Packable, use_exact_inputs
 from quire.engine.models.networks.transformer import Transformer
 from quire.engine.models.specs.tensor_names import WeightNames, WeightTarget, rows_of_expert, unstack_expert
 from quire.kernels.linear import PackedWeight, Quantization
@@ -101,6 +101,7 @@ class WeightFiller(WeightTaker):
         extra_layers: int = 0,
         embeds_with_head: bool = False,
         read_elsewhere: Container[str] = (),
+        exact_inputs: bool = False,
         on_packed: Callable[[str, Packable], None] | None = None,
     ) -> None:
         """Prepare to fill a model.
@@ -113,6 +114,7 @@ class WeightFiller(WeightTaker):
             extra_layers: layers after the last that the checkpoint may hold; they are ignored.
             embeds_with_head: the checkpoint has a tied weight under the head's name only.
             read_elsewhere: tensors that are read on their way from the checkpoint, so that they are always plain.
+            exact_inputs: layers do not round their inputs, whatever the format of their weights.
             on_packed: is called with each layer whose weight is complete, and its path in the model.
         """
         self._quantization = quantization
@@ -124,6 +126,7 @@ class WeightFiller(WeightTaker):
         self._extra_layers = extra_layers
         self._parameters = dict(model.named_parameters())  # those that are not complete yet
         self._packable = _packable(model)
+        self._exact_inputs = exact_inputs
         self._on_packed = on_packed
         self._paths = {} if on_packed is None else {module: path for path, module in model.named_modules()}
         self._taken: dict[str, dict[int | None, Sequence[PackableWeight]]] = {}  # parts of parameters, as stored
@@ -179,7 +182,7 @@ class WeightFiller(WeightTaker):
             return True
         layers = self._packable.get(target.parameter, ())
         takes = [not layer.is_exact for layer in layers]
-        if self._quantization != "none" or not takes or not all(takes):
+        if self._quantization != "none" or self._exact_inputs or not takes or not all(takes):
             return False
         parameter = self._parameters[target.parameter]
         if not all(part.can_pack(parameter.dtype, parameter.device) for part in parts):
@@ -345,6 +348,8 @@ class WeightFiller(WeightTaker):
             else:
                 layer.use(packed)
             layers.append(layer)
+        if self._exact_inputs:
+            use_exact_inputs(layers)
         if not is_cached:
             self._cache.add(parameter, layers)
         if self._on_packed is not None:

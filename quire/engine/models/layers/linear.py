@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +13,9 @@ from typing_extensions import override
 from quire.kernels import gpu
 from quire.kernels.activation import activation, kernel_activation
 from quire.kernels.add_scaled import add_scaled
-from quire.kernels.linear import PackedWeight, Quantization, pack_weight
+from quire.kernels.linear import PackedBFloat16, PackedWeight, Quantization, pack_weight
 from quire.kernels.lora import SortedRows, add_lora
+from quire.kernels.packed_groups import PackedGroups
 from quire.kernels.take_rows import take_rows
 
 # The rows of a linear layer's input that adapters apply to: indices by adapter (None: all rows), or, on GPUs, sorted.
@@ -132,6 +133,17 @@ class Head(Linear):
     @override
     def pack_weights(self, quantization: Quantization) -> None:
         super().pack_weights("int8" if quantization == "int4" else quantization)
+
+
+def use_exact_inputs(layers: Iterable[Packable]) -> None:
+    """Let layers with weights in groups, which some share, multiply with the same numbers and round no inputs."""
+    exact: dict[PackedGroups, PackedBFloat16] = {}
+    for layer in layers:
+        packed = layer.packed
+        if isinstance(packed, PackedGroups):
+            if packed not in exact:
+                exact[packed] = PackedBFloat16(packed.dequantize(torch.bfloat16))
+            layer.use(exact[packed])
 
 
 def _activated(y: Tensor, act: str | None) -> Tensor:

@@ -28,12 +28,12 @@ REGISTER_OP(PagedDecode);
 constexpr int64_t QUERY_TILE = 4;  // queries that share each load of keys and values
 
 // Whether bfloat16 elements are multiplied without conversion to float32.
-template <class T, class Rows>
-constexpr bool USE_BF16_DOT = BF16_DOT && std::is_same_v<T, BFloat16> && std::is_same_v<Rows, PlainRows<T>>;
+template <class T>
+constexpr bool USE_BF16_DOT = BF16_DOT && std::is_same_v<T, BFloat16>;
 
 // Partial sums of a product of two rows: each is of the words whose numbers have the same remainder.
-template <class T, class Rows>
-constexpr int PARTIAL_SUMS = USE_BF16_DOT<T, Rows> ? 4 : LANES;
+template <class T>
+constexpr int PARTIAL_SUMS = USE_BF16_DOT<T> ? 4 : LANES;
 
 // x, rounded as in T.
 template <class T>
@@ -66,17 +66,15 @@ void compute_scores(const AttentionArguments &a, const float *q, const typename 
     PageIterator<typename Rows::Element> iterator(head, a.keys, block_table, a.block_size, first);
     for (int64_t begin = first; begin < last; begin += LANES) {
         Floats totals[count][LANES];
-        alignas(64) float scales[LANES] = {};
         int64_t rows = std::min<int64_t>(LANES, last - begin);
         for (int64_t row = 0; row < rows; row++) {
             const typename Rows::Element *key = iterator.next();
             if (prefetcher) prefetcher->step();
-            scales[row] = Rows::scale(key);
             Floats total[count];
             for (int g = 0; g < count; g++) total[g] = broadcast(0.0f);
             for (int64_t i = 0; i < a.key_dim; i += PAIR) {
                 Floats k, l;
-                Rows::load_pair(key + i, k, l);
+                Rows::load_pair(key, i, k, l);
                 for (int g = 0; g < count; g++) {
                     total[g] += Float32::load(q + g * a.key_dim + i + LANES) * l;  // in the order of dot_add
                     total[g] += Float32::load(q + g * a.key_dim + i) * k;
@@ -86,13 +84,13 @@ void compute_scores(const AttentionArguments &a, const float *q, const typename 
         }
         for (int g = 0; g < count; g++) {
             for (int64_t row = rows; row < LANES; row++) totals[g][row] = broadcast(0.0f);
-            Float32::store(scores + g * CHUNK + begin - first, horizontal_sums(totals[g]) * Float32::load(scales));
+            Float32::store(scores + g * CHUNK + begin - first, horizontal_sums(totals[g]));
         }
     }
 }
 
 // The weighted sum of the values at positions [first, last), of `width` * 32 of their elements from `at` on, in the order of
-// accumulate_part_bf16: of two positions the second comes first. Weights, times the scales of values, are rounded as in T.
+// accumulate_part_bf16: of two positions the second comes first. Weights are rounded as in T.
 template <class T, class Rows, int count, int width>
 void accumulate_part(const AttentionArguments &a, const float *weights, const typename Rows::Element *head,
                      const int32_t *block_table, int64_t first, int64_t last, const Query *queries, int64_t at,
@@ -102,12 +100,11 @@ void accumulate_part(const AttentionArguments &a, const float *weights, const ty
         for (int i = 0; i < 2 * width; i++) total[g][i] = broadcast(0.0f);
     PageIterator<typename Rows::Element> iterator(head, a.values, block_table, a.block_size, first);
     auto add = [&](const typename Rows::Element *value, int64_t position) {
-        float scale = Rows::scale(value);
         Floats weight[count];
-        for (int g = 0; g < count; g++) weight[g] = rounded<T>(broadcast(weights[g * CHUNK + position - first] * scale));
+        for (int g = 0; g < count; g++) weight[g] = rounded<T>(broadcast(weights[g * CHUNK + position - first]));
         for (int i = 0; i < width; i++) {
             Floats v, w;
-            Rows::load_pair(value + at + i * PAIR, v, w);
+            Rows::load_pair(value, at + i * PAIR, v, w);
             for (int g = 0; g < count; g++) {
                 total[g][2 * i] += weight[g] * v;
                 total[g][2 * i + 1] += weight[g] * w;
@@ -135,24 +132,26 @@ inline void interleave_words(Words *x) {
 }
 
 // `compute_scores` with dot products of bfloat16 elements, of four keys at a time.
-template <int count>
-void compute_scores_bf16(const AttentionArguments &a, const Query *queries, const uint16_t *head,
+template <class Rows, int count>
+void compute_scores_bf16(const AttentionArguments &a, const Query *queries, const typename Rows::Element *head,
                          const int32_t *block_table, int64_t first, int64_t last, float *scores,
-                         Prefetcher<uint16_t> *prefetcher) {
-    PageIterator<uint16_t> iterator(head, a.keys, block_table, a.block_size, first);
+                         Prefetcher<typename Rows::Element> *prefetcher) {
+    typedef typename Rows::Element Element;
+    PageIterator<Element> iterator(head, a.keys, block_table, a.block_size, first);
     for (int64_t begin = first; begin < last; begin += LANES) {
-        const uint16_t *keys[LANES];
+        const Element *keys[LANES];
         for (int64_t row = 0; row < LANES; row++) {
             keys[row] = begin + row < last ? iterator.next() : keys[row - 1];
             if (prefetcher && begin + row < last) prefetcher->step();
         }
         Floats totals[count][4];
         for (int part = 0; part < 4; part++) {  // whose sums the folds below put into lanes 0, 4, 8, 12 and the next
-            const uint16_t *const *key = keys + (part == 1 ? 2 : part == 2 ? 1 : part);
+            const Element *const *key = keys + (part == 1 ? 2 : part == 2 ? 1 : part);
             Floats total[count];
             for (int g = 0; g < count; g++) total[g] = broadcast(0.0f);
             for (int64_t i = 0; i < a.key_dim; i += PAIR) {
-                Words k[4] = {load_words(key[0] + i), load_words(key[4] + i), load_words(key[8] + i), load_words(key[12] + i)};
+                Words k[4] = {Rows::load_pairs(key[0], i), Rows::load_pairs(key[4], i), Rows::load_pairs(key[8], i),
+                              Rows::load_pairs(key[12], i)};
                 interleave_words(k);
                 for (int j = 0; j < 4; j++)
                     for (int g = 0; g < count; g++) {
@@ -172,10 +171,11 @@ void compute_scores_bf16(const AttentionArguments &a, const Query *queries, cons
 #endif
 
 // `accumulate_part` with dot products of bfloat16 elements, two positions at a time. Weights past the last one are 0.
-template <int count, int width>
-void accumulate_part_bf16(const AttentionArguments &a, const uint16_t *weights, const uint16_t *head,
+template <class Rows, int count, int width>
+void accumulate_part_bf16(const AttentionArguments &a, const uint16_t *weights, const typename Rows::Element *head,
                           const int32_t *block_table, int64_t first, int64_t last, const Query *queries, int64_t at,
-                          Prefetcher<uint16_t> *prefetcher) {
+                          Prefetcher<typename Rows::Element> *prefetcher) {
+    typedef typename Rows::Element Element;
     typedef uint16_t Line __attribute__((vector_size(64)));
     constexpr Line lower = {0, 32, 1, 33, 2, 34, 3, 35, 8, 40, 9, 41, 10, 42, 11, 43,
                             16, 48, 17, 49, 18, 50, 19, 51, 24, 56, 25, 57, 26, 58, 27, 59};
@@ -183,9 +183,9 @@ void accumulate_part_bf16(const AttentionArguments &a, const uint16_t *weights, 
     Floats low[count][width], high[count][width];
     for (int g = 0; g < count; g++)
         for (int i = 0; i < width; i++) low[g][i] = high[g][i] = broadcast(0.0f);
-    PageIterator<uint16_t> iterator(head, a.values, block_table, a.block_size, first);
+    PageIterator<Element> iterator(head, a.values, block_table, a.block_size, first);
     for (int64_t position = first; position < last; position += 2) {
-        const uint16_t *value = iterator.next(), *other = position + 1 < last ? iterator.next() : value;
+        const Element *value = iterator.next(), *other = position + 1 < last ? iterator.next() : value;
         if (prefetcher) prefetcher->step(), prefetcher->step();
         Words weight[count];
         for (int g = 0; g < count; g++) {
@@ -194,7 +194,7 @@ void accumulate_part_bf16(const AttentionArguments &a, const uint16_t *weights, 
             weight[g] = Words{} + both;
         }
         for (int i = 0; i < width; i++) {
-            Line v = (Line)load_words(value + at + i * PAIR), w = (Line)load_words(other + at + i * PAIR);
+            Line v = (Line)Rows::load_pairs(value, at + i * PAIR), w = (Line)Rows::load_pairs(other, at + i * PAIR);
             Words near = (Words)__builtin_shuffle(v, w, lower), far = (Words)__builtin_shuffle(v, w, upper);
             for (int g = 0; g < count; g++) {
                 low[g][i] = dot_add(low[g][i], near, weight[g]);
@@ -221,7 +221,7 @@ void accumulate_values(const AttentionArguments &a, const Weight *weights, const
         if constexpr (std::is_same_v<Weight, float>)
             accumulate_part<T, Rows, count, width>(a, weights, head, block_table, first, last, queries, at, own);
         else
-            accumulate_part_bf16<count, width>(a, weights, head, block_table, first, last, queries, at, own);
+            accumulate_part_bf16<Rows, count, width>(a, weights, head, block_table, first, last, queries, at, own);
     };
     int64_t at = 0;
     for (; at + max_width * PAIR <= a.value_dim; at += max_width * PAIR)
@@ -237,18 +237,16 @@ inline void scale_scores(float *scores, int64_t begin, int64_t end, float scale,
     }
 }
 
-// Softmax weights e^(score - top) of scores, where top is raised to the largest score. Returns the sum of the weights. They
-// are stored times the scales of the values that they belong to, if those have any.
+// Softmax weights e^(score - top) of scores, where top is raised to the largest score. Returns the sum of the weights.
 template <class T>
-float softmax_weights(const float *scores, const float *scales, typename T::Element *weights, int64_t begin, int64_t end,
-                      float &top) {
+float softmax_weights(const float *scores, typename T::Element *weights, int64_t begin, int64_t end, float &top) {
     Floats largest = broadcast(top), total = broadcast(0.0f);
     for (int64_t i = begin; i < end; i += LANES) largest = maximum(largest, Float32::load(scores + i));
     for (int i = 0; i < LANES; i++) top = std::max(top, largest[i]);
     float shift = top == -INFINITY ? 0.0f : top;  // if all scores are -inf, all weights are 0
     for (int64_t i = begin; i < end; i += LANES) {
         Floats weight = vector_exp2((Float32::load(scores + i) - shift) * 1.44269504088896341f);
-        T::store(weights + i, scales ? weight * Float32::load(scales + i) : weight);
+        T::store(weights + i, weight);
         total += weight;
     }
     return horizontal_sum(total);
@@ -260,14 +258,14 @@ void score_chunk(const AttentionArguments &a, const Query *queries, const typena
                  const int32_t *block_table, int64_t first, int64_t last, float *scores,
                  Prefetcher<typename Rows::Element> *prefetcher) {
 #if defined(HAVE_BF16_DOT)
-    if constexpr (USE_BF16_DOT<T, Rows>)
-        return compute_scores_bf16<count>(a, queries, keys, block_table, first, last, scores, prefetcher);
+    if constexpr (USE_BF16_DOT<T>)
+        return compute_scores_bf16<Rows, count>(a, queries, keys, block_table, first, last, scores, prefetcher);
 #endif
     alignas(64) float q[count * MAX_DIM];
     for (int g = 0; g < count; g++)
         for (int64_t i = 0; i < a.key_dim; i += PAIR) {
             Floats x, y;
-            Rows::load_query_pair((const typename T::Element *)queries[g].q + i, x, y);
+            T::load_pair((const typename T::Element *)queries[g].q + i, x, y);
             Float32::store_pair(q + g * a.key_dim + i, x, y);
         }
     compute_scores<Rows, count>(a, q, keys, block_table, first, last, scores, prefetcher);
@@ -280,7 +278,7 @@ void attend_chunk(const AttentionArguments &a, const Chunk &chunk, int64_t kv_he
     typedef typename Rows::Element Element;
     const int32_t *block_table = a.block_tables + chunk.sequence * a.table_stride;
     alignas(64) float scores[count * CHUNK];
-    typedef typename std::conditional<USE_BF16_DOT<T, Rows>, T, Float32>::type Weight;
+    typedef typename std::conditional<USE_BF16_DOT<T>, T, Float32>::type Weight;
     alignas(64) typename Weight::Element weights[count * CHUNK];
     score_chunk<T, Rows, count>(a, queries, row_at<const Element>(a.keys, kv_head, 0, 0), block_table, chunk.first,
                                 chunk.last, scores, prefetcher);
@@ -291,7 +289,7 @@ void attend_chunk(const AttentionArguments &a, const Chunk &chunk, int64_t kv_he
         for (int64_t i = 0; i < queries[g].first - chunk.first; i++) own[i] = -INFINITY;
         for (int64_t i = length; i < end; i++) own[i] = -INFINITY;
         *queries[g].largest = -INFINITY;
-        *queries[g].total = softmax_weights<Weight>(own, nullptr, weights + g * CHUNK, 0, end, *queries[g].largest);
+        *queries[g].total = softmax_weights<Weight>(own, weights + g * CHUNK, 0, end, *queries[g].largest);
     }
     accumulate_values<T, Rows, count>(a, weights, row_at<const Element>(a.values, kv_head, 0, 0), block_table, chunk.first,
                                    chunk.last, queries, prefetcher);
@@ -305,7 +303,7 @@ void prefetch_chunk(Prefetcher<typename Rows::Element> &prefetcher, const Attent
     for (auto [pages, dim] : {std::pair(&a.keys, a.key_dim), std::pair(&a.values, a.value_dim)})
         prefetcher.add({row_at<const typename Rows::Element>(*pages, kv_head, 0, 0), *pages, block_table, a.block_size,
                         chunk.first},
-                       chunk.last - chunk.first, Rows::PREFIX + dim);
+                       chunk.last - chunk.first, dim, Rows::prefix(dim));
 }
 
 // Results over chunks, one for each pair of chunk and sequence, and each head.
@@ -356,7 +354,7 @@ inline float merge_factors(float *largest, const float *totals, int64_t chunks, 
 }
 
 // Combines the partial results of one head of a sequence.
-template <class T, class Rows>
+template <class T>
 void merge_chunks(const AttentionArguments &a, const Chunks &chunks, int64_t sequence, int64_t head,
                   PartialResults &results) {
     int64_t begin = chunks.offsets[sequence], end = chunks.offsets[sequence + 1];
@@ -371,7 +369,7 @@ void merge_chunks(const AttentionArguments &a, const Chunks &chunks, int64_t seq
             float factor = factors[(c - begin) * a.heads];
             mixed += factor * Float32::load(part), other += factor * Float32::load(part + LANES);
         }
-        Rows::store_output_pair(out + d, mixed / total, other / total);
+        T::store_pair(out + d, mixed / total, other / total);
     }
 }
 
@@ -397,7 +395,7 @@ void decode(const AttentionArguments &a) {
         });
     });
     parallel_for(a.sequences * a.heads, a.sequences * a.heads * a.value_dim > SERIAL, [&](int64_t at) {
-        merge_chunks<T, Rows>(a, chunks, at / a.heads, at % a.heads, results);
+        merge_chunks<T>(a, chunks, at / a.heads, at % a.heads, results);
     });
 }
 

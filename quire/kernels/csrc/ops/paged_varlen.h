@@ -74,42 +74,36 @@ const typename Rows::Element *row_of(const PagedPrefill &a, const Pages &pages, 
                                                 position % a.block_size);
 }
 
-// Packs the keys of 32 positions as a panel of 32 outputs, and their scales; 0 past the end.
+// Packs the keys of 32 positions as a panel of 32 outputs; 0 past the end.
 template <class Rows>
-void pack_keys(const PagedPrefill &a, int64_t kv_head, int64_t panel, uint16_t *out, float *scales) {
+void pack_keys(const PagedPrefill &a, int64_t kv_head, int64_t panel, uint16_t *out) {
     uint32_t *words = (uint32_t *)(out + panel * PANEL * a.key_dim);
     int64_t chunks = a.key_dim / PAIR, count = std::min(PANEL, a.length - panel * PANEL);
     const typename Rows::Element *rows[PANEL];
-    for (int64_t at = 0; at < count; at++) {
-        rows[at] = row_of<Rows>(a, a.keys, kv_head, panel * PANEL + at);
-        if constexpr (Rows::PREFIX > 0) scales[panel * PANEL + at] = Rows::scale(rows[at]);
-    }
-    if constexpr (Rows::PREFIX > 0) std::fill(scales + panel * PANEL + count, scales + (panel + 1) * PANEL, 0.0f);
+    for (int64_t at = 0; at < count; at++) rows[at] = row_of<Rows>(a, a.keys, kv_head, panel * PANEL + at);
     for (int64_t chunk = 0; chunk < chunks; chunk++)
         for (int64_t half = 0; half < PANEL; half += LANES) {
             Words lanes[LANES];
-            for (int64_t i = 0; i < LANES; i++) lanes[i] = half + i < count ? Rows::load_pairs(rows[half + i] + chunk * PAIR) : Words{};
+            for (int64_t i = 0; i < LANES; i++) lanes[i] = half + i < count ? Rows::load_pairs(rows[half + i], chunk * PAIR) : Words{};
             transpose(lanes);
             for (int64_t i = 0; i < LANES; i++)
                 std::memcpy(words + (chunk * LANES + i) * PANEL + half, &lanes[i], sizeof *lanes);
         }
 }
 
-// Packs the values of 32 positions as 32 inputs of all panels of outputs, and their scales; 0 past the end.
+// Packs the values of 32 positions as 32 inputs of all panels of outputs; 0 past the end.
 template <class Rows>
-void pack_values(const PagedPrefill &a, int64_t kv_head, int64_t panel, int64_t positions, uint16_t *out, float *scales) {
+void pack_values(const PagedPrefill &a, int64_t kv_head, int64_t panel, int64_t positions, uint16_t *out) {
     for (int64_t position = panel * PANEL; position < (panel + 1) * PANEL; position += 2) {
         const typename Rows::Element *value[2] = {};
-        for (int64_t i = 0; i < 2; i++) {
+        for (int64_t i = 0; i < 2; i++)
             if (position + i < a.length) value[i] = row_of<Rows>(a, a.values, kv_head, position + i);
-            if constexpr (Rows::PREFIX > 0) scales[position + i] = value[i] ? Rows::scale(value[i]) : 0.0f;
-        }
         for (int64_t d = 0; d < a.value_dim; d += PANEL) {
             Floats x[2] = {}, y[2] = {};
             for (int64_t i = 0; i < 2; i++)
-                if (value[i]) Rows::load_pair(value[i] + d, x[i], y[i]);
+                if (value[i]) Rows::load_pair(value[i], d, x[i], y[i]);
             Words low = pack_floats(x[0], x[1]), high = pack_floats(y[0], y[1]);
-            if constexpr (Rows::PREFIX == 0) unzip(low, high);  // they are of even and of odd elements
+            unzip(low, high);  // they are of even and of odd elements
             uint32_t *words = (uint32_t *)(out + d * positions + position * PANEL);
             std::memcpy(words, &low, sizeof low), std::memcpy(words + LANES, &high, sizeof high);
         }
@@ -165,14 +159,12 @@ class PanelScores {
 
 constexpr int64_t SCORE_ROWS = 6;  // queries whose partial sums fit into registers, but for a few
 
-// Where scores of 32 positions go, and what they are multiplied with: first with the keys' scales, if those have any.
+// Where scores of 32 positions go, and what they are multiplied with.
 struct ScoreRows {
     float *scores;
     int64_t stride;
-    const float *key_scales;
     float scale;
     void store(int64_t row, Floats low, Floats high) const {
-        if (key_scales) low *= Float32::load(key_scales), high *= Float32::load(key_scales + LANES);
         Float32::store2(scores + row * stride, low * scale, high * scale);
     }
 };
@@ -187,10 +179,9 @@ struct ValueEpilogue {
     }
 };
 
-// A head's keys and values in panels, with their scales if they have any.
+// A head's keys and values in panels.
 struct PackedHead {
     const uint16_t *keys, *values;
-    const float *key_scales, *value_scales;
     int64_t positions;  // that the panels have room for
 };
 
@@ -203,27 +194,23 @@ struct RowBuffers {
 };
 
 // Scores of up to MAX_ROWS queries of one head with the keys at positions [begin, end), which are those of whole panels.
-template <class Rows>
-void score_rows(const PagedPrefill &a, int64_t head, int64_t row, int64_t rows, int64_t begin, int64_t end,
+inline void score_rows(const PagedPrefill &a, int64_t head, int64_t row, int64_t rows, int64_t begin, int64_t end,
                        const PackedHead &packed, const RowBuffers &buffers) {
     alignas(64) uint32_t q[MAX_ROWS * MAX_DIM / 2];
     int64_t words = a.key_dim / 2;
     for (int64_t r = 0; r < rows; r++) {
         const uint16_t *query = a.q + (row + r) * a.q_stride + head * a.key_dim;
         for (int64_t i = 0; i < words; i += LANES) {
-            Floats x, y;
-            Rows::load_query_pair(query + 2 * i, x, y);
-            Words pairs = pack_floats(x, y);
+            Words pairs = load_words(query + 2 * i);
             std::memcpy(q + r * words + i, &pairs, sizeof pairs);
         }
     }
     for (int64_t position = begin; position < end; position += PANEL)
         for (int64_t r = 0; r < rows; r += SCORE_ROWS) {
-            ScoreRows out{buffers.scores + r * buffers.stride + position, buffers.stride,
-                          packed.key_scales ? packed.key_scales + position : nullptr, a.scale};
+            ScoreRows out{buffers.scores + r * buffers.stride + position, buffers.stride, a.scale};
             auto score = [&](auto number) {
                 constexpr int count = decltype(number)::value;
-                auto sums = PanelScores<count, PARTIAL_SUMS<BFloat16, Rows>>(q + r * words, packed.keys + position * a.key_dim, words).sum();
+                auto sums = PanelScores<count, PARTIAL_SUMS<BFloat16>>(q + r * words, packed.keys + position * a.key_dim, words).sum();
                 for (int i = 0; i < count; i++) out.store(i, sums.low[i], sums.high[i]);
             };
             switch (std::min(SCORE_ROWS, rows - r)) {
@@ -245,15 +232,14 @@ void for_each_chunk(int64_t begin, int64_t end, Body body) {
 }
 
 // Attention of up to MAX_ROWS queries of one head: each chunk has softmax weights of its own, as in paged_decode.
-template <class Rows>
-void attend_rows(const PagedPrefill &a, int64_t head, int64_t row, int64_t rows, const PackedHead &packed,
+inline void attend_rows(const PagedPrefill &a, int64_t head, int64_t row, int64_t rows, const PackedHead &packed,
                         const RowBuffers &buffers) {
     int64_t begin = a.first_of(row), end = a.end_of(row + rows - 1);
     for (int64_t r = 0; a.visible && r < rows; r++)
         begin = std::min(begin, a.first_of(row + r)), end = std::max(end, a.end_of(row + r));
     begin = begin / PANEL * PANEL, end = (end + PANEL - 1) / PANEL * PANEL;
     int64_t chunks = (end - 1) / CHUNK - begin / CHUNK + 1;
-    score_rows<Rows>(a, head, row, rows, begin, end, packed, buffers);
+    score_rows(a, head, row, rows, begin, end, packed, buffers);
     float totals[MAX_ROWS];
     for (int64_t r = 0; r < rows; r++) {
         int64_t first = a.first_of(row + r), past = a.end_of(row + r);
@@ -263,8 +249,8 @@ void attend_rows(const PagedPrefill &a, int64_t head, int64_t row, int64_t rows,
         for (int64_t i = past; i < end; i++) scores[i] = -INFINITY;
         for_each_chunk(begin, end, [&](int64_t from, int64_t to, int64_t chunk) {
             float &largest = buffers.largest[chunk + r] = -INFINITY;
-            buffers.totals[chunk + r] = softmax_weights<BFloat16>(scores, packed.value_scales,
-                                                                  buffers.weights + r * buffers.stride, from, to, largest);
+            buffers.totals[chunk + r] =
+                softmax_weights<BFloat16>(scores, buffers.weights + r * buffers.stride, from, to, largest);
         });
         totals[r] = merge_factors(buffers.largest + r, buffers.totals + r, chunks, MAX_ROWS, a.sinks ? a.sinks + head : nullptr);
     }
@@ -295,7 +281,6 @@ class PackedContext {
           chunk_rows_((positions_ / CHUNK + 1) * MAX_ROWS),
           keys_(new uint16_t[a.kv_heads * positions_ * a.key_dim]),
           values_(new uint16_t[a.kv_heads * positions_ * a.value_dim]),
-          scales_(Rows::PREFIX > 0 ? new float[2 * a.kv_heads * positions_] : nullptr),
           scores_(new float[MAX_ROWS * stride_ * pool_threads()]),
           weights_(new uint16_t[MAX_ROWS * stride_ * pool_threads()]),
           chunks_(new float[2 * chunk_rows_ * pool_threads()]) {}
@@ -309,7 +294,7 @@ class PackedContext {
             RowBuffers buffers{&scores_[buffer * thread], &weights_[buffer * thread], stride_, largest, largest + chunk_rows_};
             items.for_each([&](int64_t item, int64_t) {
                 int64_t head = item / tiles, row = (tiles - 1 - item % tiles) * MAX_ROWS;  // the longest first
-                attend_rows<Rows>(a, head, row, std::min(MAX_ROWS, a.tokens - row), head_of(a, head / group), buffers);
+                attend_rows(a, head, row, std::min(MAX_ROWS, a.tokens - row), head_of(a, head / group), buffers);
             });
         });
     }
@@ -317,10 +302,8 @@ class PackedContext {
   private:
     PackedHead head_of(const PagedPrefill &a, int64_t kv_head) const {
         return {&keys_[kv_head * positions_ * a.key_dim], &values_[kv_head * positions_ * a.value_dim],
-                scales_ ? key_scales(kv_head) : nullptr, scales_ ? value_scales(kv_head) : nullptr, positions_};
+                positions_};
     }
-    float *key_scales(int64_t kv_head) const { return &scales_[2 * kv_head * positions_]; }
-    float *value_scales(int64_t kv_head) const { return &scales_[(2 * kv_head + 1) * positions_]; }
     void pack(const PagedPrefill &a) {
         int64_t panels = (a.length + PANEL - 1) / PANEL;
         int64_t first = a.first_of(0);
@@ -329,10 +312,8 @@ class PackedContext {
         int64_t begin = first_ <= first ? std::max(first, shared_panels(a)) : first;
         parallel_for(a.kv_heads * (panels - begin), true, [&](int64_t at) {
             int64_t kv_head = at / (panels - begin), panel = begin + at % (panels - begin);
-            float *scales = scales_ ? key_scales(kv_head) : nullptr;
-            pack_keys<Rows>(a, kv_head, panel, &keys_[kv_head * positions_ * a.key_dim], scales);
-            scales = scales_ ? value_scales(kv_head) : nullptr;
-            pack_values<Rows>(a, kv_head, panel, positions_, &values_[kv_head * positions_ * a.value_dim], scales);
+            pack_keys<Rows>(a, kv_head, panel, &keys_[kv_head * positions_ * a.key_dim]);
+            pack_values<Rows>(a, kv_head, panel, positions_, &values_[kv_head * positions_ * a.value_dim]);
         });
         block_table_ = a.block_table, length_ = a.length, first_ = first;
     }
@@ -345,7 +326,6 @@ class PackedContext {
 
     int64_t positions_, stride_, chunk_rows_;
     std::unique_ptr<uint16_t[]> keys_, values_;
-    std::unique_ptr<float[]> scales_;  // of int8 rows: (kv_heads, keys and values, positions)
     std::unique_ptr<float[]> scores_;
     std::unique_ptr<uint16_t[]> weights_;
     std::unique_ptr<float[]> chunks_;

@@ -35,6 +35,11 @@ struct WritePages {
 };
 REGISTER_OP(WritePages);
 
+template <class Rows>
+void prefetch_row(typename Rows::Element *row, int64_t dim) {
+    prefetch_for_write(row - Rows::prefix(dim), Rows::prefix(dim) + dim);
+}
+
 template <class T, class Rows>
 void write_rows(const WritePages &a) {
     typedef typename Rows::Element Element;
@@ -43,8 +48,8 @@ void write_rows(const WritePages &a) {
         const typename T::Element *key = (const typename T::Element *)a.keys + token * a.key_stride;
         const typename T::Element *value = (const typename T::Element *)a.values + token * a.value_stride;
         for (int64_t head = 0; head < a.heads; head++) {  // all of them first: one write after the other would miss
-            prefetch_for_write(row_at<Element>(a.key_pages, head, block, offset), Rows::PREFIX + a.key_dim);
-            if (a.values) prefetch_for_write(row_at<Element>(a.value_pages, head, block, offset), Rows::PREFIX + a.value_dim);
+            prefetch_row<Rows>(row_at<Element>(a.key_pages, head, block, offset), a.key_dim);
+            if (a.values) prefetch_row<Rows>(row_at<Element>(a.value_pages, head, block, offset), a.value_dim);
         }
         for (int64_t head = 0; head < a.heads; head++) {
             Rows::write(key + head * a.key_dim, row_at<Element>(a.key_pages, head, block, offset), a.key_dim);
