@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -18,19 +19,70 @@ BLOCK = 128  # outputs, and inputs, of float8 weights that share a scale in the 
 _PART = 1 << 24  # elements quantized at a time, which takes several times their memory
 
 
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """What a weight in the format "groups" needs beside codes and scales, or those of several experts need.
+
+    Attributes:
+        codes: what they are; see `quire.kernels.triton.groups`.
+        group: inputs that share a scale.
+        zero: the code that stands for 0 where there are no minimums.
+        size_out, size_in: shape of the weight, or of each.
+        dtype: of the rows that it is multiplied with.
+        minimums: float16, as the scales.
+        named_factors: of outputs, by the name of the layout: weights of another one that are to take its place are
+            refused for want of the name.
+        table: (16,) float32.
+        order: (size_in,) int64, the layer's input that each input of the weight belongs to.
+    """
+
+    codes: str
+    group: int
+    zero: int
+    size_out: int
+    size_in: int
+    dtype: torch.dtype
+    minimums: Tensor | None
+    named_factors: Mapping[str, Tensor]
+    table: Tensor | None = None
+    order: Tensor | None = None
+
+    @property
+    def factors(self) -> Tensor:
+        """Float32, (..., size_out)."""
+        (factors,) = self.named_factors.values()
+        return factors
+
+    @property
+    def layout(self) -> str:
+        """What has to be the same in weights that take each other's place."""
+        return f"{self.codes}, group {self.group}, " + (
+            "minimums" if self.minimums is not None else f"zero {self.zero}"
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Size of its tensors in bytes."""
+        tensors = self.minimums, self.factors, self.table, self.order
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
 class WeightData(NamedTuple):
     """A weight (size_out, size_in), or several, as the kernels read it.
 
     Attributes:
         kind: a format of `quire.kernels.triton.products`.
-        values: (..., size_out, size_in), or (..., size_out, bytes).
-        scales: float32 (..., size_out), or (..., size_out, groups), or (..., blocks of outputs, blocks of inputs); None
-            for the format "plain".
+        values: (..., size_out, size_in), or (..., size_out, bytes), or for "groups" as `quire.kernels.triton.groups`
+            has them.
+        scales: float32 (..., size_out), or (..., size_out, groups), or (..., blocks of outputs, blocks of inputs); for
+            "groups" float16 (..., groups, size_out); None for the format "plain".
+        groups: for the format "groups".
     """
 
     kind: str
     values: Tensor
     scales: Tensor | None
+    groups: Groups | None = None
 
     @property
     def scale_rows(self) -> int:
@@ -40,7 +92,12 @@ class WeightData(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return self.values.nbytes + (0 if self.scales is None else self.scales.nbytes)
+        return sum(part.nbytes for part in (self.values, self.scales, self.groups) if part is not None)
+
+    @property
+    def size_out(self) -> int:
+        """Outputs of the weight, or of each."""
+        return self.values.shape[-2] if self.groups is None else self.groups.size_out
 
 
 class Rows(NamedTuple):
@@ -118,6 +175,8 @@ _QUANTIZE: dict[str, tuple[str, Callable[[Tensor], tuple[Tensor, Tensor]]]] = {
 
 def prepare_rows(x: Tensor, weight: WeightData) -> Rows:
     """The rows (rows, size_in) as products with the weight read them."""
+    if weight.groups is not None and weight.groups.order is not None:
+        x = x.index_select(1, weight.groups.order)
     x = x if x.stride(1) == 1 else x.contiguous()
     if weight.kind not in ("scaled", "blocks"):
         return Rows(x, None)
@@ -130,7 +189,7 @@ class GpuWeight:
 
     def __init__(self, data: WeightData) -> None:
         """data: (size_out, size_in)."""
-        self.size_out = len(data.values)
+        self.size_out = data.size_out
         self.data = data
         self.nbytes = data.nbytes
 
@@ -149,15 +208,16 @@ class GpuWeight:
         rows = prepare_rows(x, self.data)
         if out is None:
             out = torch.empty((len(x), self.size_out), dtype=out_dtype or x.dtype, device=x.device)
-        kind, values, scales = self.data
+        data = self.data
         return matmul(
             rows.values,
-            values,
+            data.values,
             out,
-            kind=kind,
+            kind=data.kind,
             x_scales=rows.scales,
-            scales=scales,
-            scale_rows=self.data.scale_rows,
+            scales=data.scales,
+            scale_rows=data.scale_rows,
+            groups=data.groups,
             bias=bias,
             act=act,
         )
@@ -172,7 +232,7 @@ class PlainGpuWeight(GpuWeight):
 
     def rows(self, indices: Tensor) -> Tensor:
         """Rows of the weight by their indices: (n, size_in)."""
-        return take_rows(self.data.values, indices)
+        return take_weight_rows(self.data, indices)
 
 
 class StackedWeights:
@@ -193,15 +253,92 @@ class StackedWeights:
         assert self._data is not None
         return self._data
 
+    def accepts(self, data: WeightData) -> bool:
+        """Whether an expert's weight can be put beside those that are here."""
+        kinds = {data.kind} if self._data is None else {data.kind, self._data.kind}
+        return len(kinds) == 1 or kinds == {"plain", "groups"}
+
     def put(self, expert: int, data: WeightData) -> None:
-        """Copy an expert's weight (size_out, size_in) to its place. All experts have the same format."""
+        """Copy an expert's weight (size_out, size_in) to its place.
+
+        All experts have the same format: if one has minimums, or is plain, others become that.
+        """
         if self._data is None:
-            scales = None if data.scales is None else _stacked(data.scales, self.experts)
-            self._data = WeightData(data.kind, _stacked(data.values, self.experts), scales)
-        self._data.values[expert] = data.values
-        if self._data.scales is not None and data.scales is not None:
-            self._data.scales[expert] = data.scales
+            self._data = _mapped(data, lambda tensor: tensor.new_empty((self.experts, *tensor.shape)))
+        elif not _alike(self._data, data):
+            data = self._agreed(self._data, data)
+        for into, tensor in zip(_tensors(self._data), _tensors(data), strict=True):
+            into[expert] = tensor
+
+    def _agreed(self, stack: WeightData, data: WeightData) -> WeightData:
+        """An expert's weight in a format that the others have from now on, too."""
+        if _alike(stack, data, with_minimums=True):
+            self._data = _with_minimums(stack)
+            return _with_minimums(data)
+        if stack.groups is not None:
+            shape = self.experts, stack.groups.size_out, stack.groups.size_in
+            whole = torch.empty(shape, dtype=stack.groups.dtype, device=stack.values.device)
+            experts = (_mapped(stack, lambda tensor, index=index: tensor[index]) for index in range(self.experts))
+            for into, weight in zip(whole, experts, strict=True):
+                into.copy_(_plain(weight))
+            self._data = WeightData("plain", whole, None)
+        return WeightData("plain", _plain(data), None)
 
 
-def _stacked(weight: Tensor, experts: int) -> Tensor:
-    return torch.empty((experts, *weight.shape), dtype=weight.dtype, device=weight.device)
+def _tensors(data: WeightData) -> list[Tensor]:
+    """Those that each expert has of its own."""
+    groups = () if data.groups is None else (data.groups.minimums, data.groups.factors)
+    return [tensor for tensor in (data.values, data.scales, *groups) if tensor is not None]
+
+
+def _mapped(data: WeightData, function: Callable[[Tensor], Tensor]) -> WeightData:
+    """Data whose `_tensors` are what a function makes of them."""
+    scales = None if data.scales is None else function(data.scales)
+    groups = data.groups
+    if groups is not None:
+        minimums = None if groups.minimums is None else function(groups.minimums)
+        groups = replace(groups, minimums=minimums, named_factors={groups.layout: function(groups.factors)})
+    return WeightData(data.kind, function(data.values), scales, groups)
+
+
+def _alike(first: WeightData, second: WeightData, *, with_minimums: bool = False) -> bool:
+    """Whether data differ in numbers alone, or would if both had minimums."""
+    if first.groups is None or second.groups is None:
+        return first.kind == second.kind
+    same = (first.groups.codes, first.groups.group) == (second.groups.codes, second.groups.group)
+    tables = first.groups.table, second.groups.table
+    same &= tables[0] is tables[1] or (None not in tables and torch.equal(*tables))  # type: ignore[arg-type]
+    return same and (with_minimums or first.groups.layout == second.groups.layout)
+
+
+def _with_minimums(data: WeightData) -> WeightData:
+    """Data in groups where no code stands for 0."""
+    groups, scales = data.groups, data.scales
+    assert groups is not None
+    assert scales is not None
+    if groups.minimums is not None:
+        return data
+    power = 2.0 ** abs(groups.zero).bit_length()  # minimums are larger than scales, and float16 ends at 2^16
+    scales = scales / power
+    with_minimums = replace(groups, zero=0, minimums=scales * -groups.zero)
+    named_factors = {with_minimums.layout: groups.factors * power}
+    return WeightData(data.kind, data.values, scales, replace(with_minimums, named_factors=named_factors))
+
+
+def _plain(data: WeightData) -> Tensor:
+    """What plain weights or weights in groups stand for: (size_out, size_in)."""
+    if data.groups is None:
+        return data.values
+    return take_weight_rows(data, torch.arange(data.groups.size_out, device=data.values.device))
+
+
+def take_weight_rows(data: WeightData, indices: Tensor) -> Tensor:
+    """Rows of a plain weight, or of one in groups, by their indices: (n, size_in)."""
+    if data.groups is None:
+        return take_rows(data.values, indices)
+    from quire.kernels.triton.groups import group_rows
+
+    assert data.scales is not None
+    out = torch.empty((len(indices), data.groups.size_in), dtype=data.groups.dtype, device=indices.device)
+    group_rows(data.values, data.scales, data.groups, indices, out)
+    return out if data.groups.order is None else torch.empty_like(out).index_copy_(1, data.groups.order, out)

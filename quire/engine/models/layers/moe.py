@@ -46,11 +46,19 @@ class ExpertLinear(Linear):
             self.use(GpuWeight(format_weight(self.weight, quantization)))
 
     @override
+    def can_use(self, packed: PackedWeight) -> bool:
+        if self.weight is None or not can_stack(self.weight):
+            return super().can_use(packed)
+        # one tensor with the inputs in their order: the products of all experts read the same rows
+        groups = packed.data.groups if isinstance(packed, GpuWeight) else None
+        return groups is not None and groups.order is None
+
+    @override
     def use(self, packed: PackedWeight | None) -> None:
         if not isinstance(packed, GpuWeight):
             super().use(packed)
             return
-        if self._stack.is_used and self._stack.data.kind != packed.data.kind:
+        if not self._stack.accepts(packed.data):
             raise UnsupportedModel(
                 f"the weights of a layer's experts are {self._stack.data.kind} and {packed.data.kind}: on GPUs all "
                 "experts need the same format"
