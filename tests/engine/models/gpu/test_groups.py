@@ -12,11 +12,13 @@ from quire.engine.models.checkpoint.formats import FORMATS
 from quire.engine.models.layers.embedding import Embedding
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.moe import ExpertLinear, MoELayer
+from quire.engine.models.source import tensors_in
 from quire.kernels import gpu, native
-from quire.kernels.gpu_groups import GpuWeightParts, GroupedGpuWeight
+from quire.kernels.gpu_groups import GpuWeightParts, GroupedGpuWeight, format_groups
 from quire.kernels.gpu_weights import PlainGpuWeight
 from tests.support.engine import load
 from tests.support.grouped_format import METHOD, GroupedFormat, quantize
+from tests.support.groups import make_groups
 from tests.support.integer_checkpoints import awq, gptq
 from tests.support.integer_checkpoints import quantize as quantize_integers
 from tests.support.models import make_model, save_model
@@ -67,7 +69,9 @@ def assert_close(model: nn.Module, twin: nn.Module) -> None:
 def test_weights_stay_as_they_are_stored(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A projection with parts of several formats, and a tied table, which is stored once."""
     monkeypatch.setitem(FORMATS, METHOD, GroupedFormat)
-    folder = save_model(make_model(case, hidden_size=128, intermediate_size=256, num_hidden_layers=1).bfloat16(), tmp_path / "model")
+    folder = save_model(
+        make_model(case, hidden_size=128, intermediate_size=256, num_hidden_layers=1).bfloat16(), tmp_path / "model"
+    )
     twin = load(quantize(folder, mixed), dtype="bfloat16")
     loaded = load(folder, dtype="bfloat16")
     attention = next(module for name, module in loaded.model.named_modules() if name.endswith("qkv"))
@@ -101,3 +105,18 @@ def test_float32_is_exact(tmp_path: Path) -> None:
     quantize_integers(folder, awq())
     kinds = {type(layer.packed) for layer in load(folder).model.modules() if isinstance(layer, Linear)}
     assert kinds <= {type(None), PlainGpuWeight}
+
+
+def test_tensors_are_named_for_their_layout() -> None:
+    """Weights that replace others while a model runs find no place in another layout, and are refused then."""
+
+    def names(kind: str, group: int) -> set[str]:
+        groups = make_groups(kind, 64, group, 128)
+        data = format_groups(groups, torch.bfloat16, torch.device("cpu"))
+        return {path for path, _ in tensors_in(GroupedGpuWeight(data))}
+
+    layouts = [
+        names(*layout) for layout in (("symmetric", 32), ("affine", 32), ("affine", 64), ("e2m1", 32), ("int8", 32))
+    ]
+    for index, layout in enumerate(layouts):
+        assert all(layout - other for other in layouts[:index] + layouts[index + 1 :])
