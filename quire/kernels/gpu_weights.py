@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels.grouped_weight import same_tensors
 from quire.kernels.native import LANES
 from quire.kernels.quantize import LIMITS, quantize_rows
 from quire.kernels.quantized import bits_for, to_4_bits, to_8_bits
@@ -56,9 +58,8 @@ class Groups:
     @property
     def layout(self) -> str:
         """What has to be the same in weights that take each other's place."""
-        return f"{self.codes}, group {self.group}, " + (
-            "minimums" if self.minimums is not None else f"zero {self.zero}"
-        )
+        least = f"zero {self.zero}" if self.minimums is None else "minimums"
+        return f"{self.codes}, group {self.group}, {least}"
 
     @property
     def nbytes(self) -> int:
@@ -243,6 +244,11 @@ class StackedWeights:
         self._data: WeightData | None = None
 
     @property
+    def nbytes_per_expert(self) -> int:
+        """Bytes of an expert's weight."""
+        return 0 if self._data is None else self._data.nbytes // self.experts
+
+    @property
     def is_used(self) -> bool:
         """Whether weights were put here."""
         return self._data is not None
@@ -278,9 +284,8 @@ class StackedWeights:
         if stack.groups is not None:
             shape = self.experts, stack.groups.size_out, stack.groups.size_in
             whole = torch.empty(shape, dtype=stack.groups.dtype, device=stack.values.device)
-            experts = (_mapped(stack, lambda tensor, index=index: tensor[index]) for index in range(self.experts))
-            for into, weight in zip(whole, experts, strict=True):
-                into.copy_(_plain(weight))
+            for index, into in enumerate(whole):
+                into.copy_(_plain(_mapped(stack, itemgetter(index))))
             self._data = WeightData("plain", whole, None)
         return WeightData("plain", _plain(data), None)
 
@@ -305,10 +310,11 @@ def _alike(first: WeightData, second: WeightData, *, with_minimums: bool = False
     """Whether data differ in numbers alone, or would if both had minimums."""
     if first.groups is None or second.groups is None:
         return first.kind == second.kind
-    same = (first.groups.codes, first.groups.group) == (second.groups.codes, second.groups.group)
-    tables = first.groups.table, second.groups.table
-    same &= tables[0] is tables[1] or (None not in tables and torch.equal(*tables))  # type: ignore[arg-type]
-    return same and (with_minimums or first.groups.layout == second.groups.layout)
+    return (
+        (first.groups.codes, first.groups.group) == (second.groups.codes, second.groups.group)
+        and same_tensors(first.groups.table, second.groups.table)
+        and (with_minimums or first.groups.layout == second.groups.layout)
+    )
 
 
 def _with_minimums(data: WeightData) -> WeightData:

@@ -114,12 +114,13 @@ def alike(first: GroupedWeight, second: GroupedWeight) -> bool:
         and first.shape[1] == second.shape[1]
         and first.group == second.group
         and (first.minimums is None) == (second.minimums is None)
-        and _equal(first.table, second.table)
-        and _equal(first.order, second.order)
+        and same_tensors(first.table, second.table)
+        and same_tensors(first.order, second.order)
     )
 
 
-def _equal(first: Tensor | None, second: Tensor | None) -> bool:
+def same_tensors(first: Tensor | None, second: Tensor | None) -> bool:
+    """Whether two tensors are equal, or neither is there."""
     if first is None or second is None:
         return first is second
     return torch.equal(first, second)

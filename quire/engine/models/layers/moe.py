@@ -36,7 +36,7 @@ class ExpertLinear(Linear):
         super().__init__(size_in, *parts, bias=bias)
         self._stack = stack
         self._index = index
-        self._stacked_bytes = 0
+        self._is_stacked = False
 
     @override
     def pack_weights(self, quantization: Quantization) -> None:
@@ -64,13 +64,13 @@ class ExpertLinear(Linear):
                 "experts need the same format"
             )
         self._stack.put(self._index, packed.data)
-        self._stacked_bytes = packed.nbytes
+        self._is_stacked = True
         self.weight = None
 
     @property
     @override
     def packed_bytes(self) -> int:
-        return self._stacked_bytes or super().packed_bytes
+        return self._stack.nbytes_per_expert if self._is_stacked else super().packed_bytes
 
 
 class Expert(nn.Module):
