@@ -11,8 +11,8 @@ constexpr int64_t PANEL = 2 * LANES;            // outputs
 constexpr int64_t MAX_ROWS = 12;                // whose sums fit into registers beside the weights
 constexpr int64_t L2_WEIGHT_BYTES = 768 << 10;  // weights that stay in a core's second-level cache
 constexpr int64_t SMALL_BATCH = 64;             // rows up to which reading the weights dominates
-constexpr int64_t ITEMS_PER_THREAD = 8;         // of work, so that all threads end at about the same time
-constexpr int64_t CHUNK_TILES = 16;             // of rows, that a chunk has at least
+constexpr int64_t ITEMS_PER_THREAD = 48;        // of work, so that all threads end at about the same time
+constexpr int64_t CHUNK_TILES = 8;              // of rows, that a chunk has at least
 
 // Panels of a work item: at most `limit`, and fewer if that lets the busiest thread have clearly fewer of all of them.
 inline int64_t panels_per_item(int64_t panels, int64_t limit) {
@@ -27,6 +27,7 @@ inline int64_t panels_per_item(int64_t panels, int64_t limit) {
 // Divides rows and panels: into as few tiles of rows as registers allow, of about the same size. A work item is a group of
 // panels, which stays in the cache while the rows of a chunk are multiplied with it. Where groups are few, there are
 // several chunks of rows: with three items for each thread, one that the system delays would let the others wait long.
+// Threads work on the chunks of a group side by side, so that each of them reads the group once.
 struct Tiling {
     int64_t rows, panels, packed_bytes, row_bytes, tiles, tile, group, chunks, items;
     Tiling(int64_t rows, int64_t size_out, int64_t packed_bytes, int64_t row_bytes, int64_t max_rows)

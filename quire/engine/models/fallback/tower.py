@@ -18,6 +18,7 @@ from quire.engine.models.family import Tower
 from quire.engine.models.layers.linear import Linear, LoRARows
 from quire.engine.models.layers.norm import LayerNorm, RMSNorm
 from quire.kernels.activation import ACTIVATIONS, kernel_activation
+from quire.kernels.add_scaled import add_scaled
 from quire.kernels.linear import Quantization
 from quire.kernels.projected_heads import CosSin, ProjectedHeads
 from quire.kernels.qk_norm_rope import qk_norm_rope
@@ -29,6 +30,16 @@ _NAME = "quire_tower"
 _PACKED_NAME = "quire_flash_tower"
 # Names of the activations that kernels compute, by the class that transformers has for them.
 _ACT_NAMES = {type(ACT2FN[name]): name for name in ACTIVATIONS if name in ACT2FN and kernel_activation(name)}
+# Names of transformers' layers that are norm, attention, norm and feed-forward, each pair with a residual.
+_PRE_NORM_LAYERS = frozenset(
+    {
+        "CLIPEncoderLayer",
+        "Idefics3EncoderLayer",
+        "Phi4MultimodalVisionEncoderLayer",
+        "SiglipEncoderLayer",
+        "SmolVLMEncoderLayer",
+    }
+)
 
 
 def _attention(
@@ -157,12 +168,41 @@ class RotaryAttention(nn.Module):
         return out
 
 
+class PreNormLayer(nn.Module):
+    """Adds residuals with Quire's kernel, in the place of a `_PRE_NORM_LAYERS`, of whose class it is as well.
+
+    torch's own threads would add them, which compete for the cores with those of the kernels before and after.
+    """
+
+    layer_norm1: nn.Module
+    layer_norm2: nn.Module
+    self_attn: nn.Module
+    mlp: nn.Module
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **options: Any) -> Tensor:
+        """(images, tokens, hidden) to the same shape; see transformers' layers."""
+        attended, _ = self.self_attn(
+            hidden_states=self.layer_norm1(hidden_states), attention_mask=attention_mask, **options
+        )
+        hidden_states = add_scaled(hidden_states, attended)
+        return add_scaled(hidden_states, self.mlp(self.layer_norm2(hidden_states)))
+
+
 class PatchConv(nn.Conv2d):
-    """A convolution of patches, of whose result the channels of a patch lie together, as the layers read them."""
+    """A convolution of patches that do not overlap: a product of matrices.
+
+    The channels of a patch lie together in its result, as the layers read them.
+    """
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).contiguous(memory_format=torch.channels_last)
+        if x.dim() != 4 or self.groups != 1 or self.dilation != (1, 1) or self.padding not in ("valid", (0, 0)):
+            return super().forward(x).contiguous(memory_format=torch.channels_last)
+        height, width = self.kernel_size
+        rows, columns = x.shape[2] // height, x.shape[3] // width
+        patches = x[:, :, : rows * height, : columns * width].unflatten(3, (columns, width))
+        patches = patches.unflatten(2, (rows, height)).permute(0, 2, 4, 1, 3, 5).flatten(3)
+        return F.linear(patches, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
 
 
 class PatchConv3d(nn.Conv3d):
@@ -213,6 +253,8 @@ def _replacement(module: Any, tower: Tower | None) -> Any:
     if tower is not None and tower.has_rotary_qkv and {name for name, _ in module.named_children()} == {"qkv", "proj"}:
         module.qkv, module.proj = _replacement(module.qkv, tower), _replacement(module.proj, tower)
         return RotaryAttention(module)
+    if type(module).__name__ in _PRE_NORM_LAYERS:
+        module.__class__ = type(type(module).__name__, (PreNormLayer, type(module)), {})
     if type(module) is nn.Conv2d and module.kernel_size == module.stride:
         module.__class__ = PatchConv
     if type(module) is nn.Conv3d:

@@ -40,7 +40,7 @@ void act_and_mul(const ActAndMul &a) {
         const Element *gate = (const Element *)a.gate_up + row * 2 * a.size;
         for (int64_t i = begin; i < std::min(a.size, begin + chunk); i += LANES) {
             Element rounded[LANES];
-            T::store(rounded, activated<act>(T::load(gate + i)));
+            T::store(rounded, activated<act, Float32>(T::load(gate + i)));
             T::store((Element *)a.out + row * a.size + i, T::load(rounded) * T::load(gate + a.size + i));
         }
     });

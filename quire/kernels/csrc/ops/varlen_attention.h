@@ -79,10 +79,11 @@ struct AddValues {
     }
 };
 
-// What an item has of one sequence: some queries of the heads that share a head of keys and values.
+// What a thread takes at a time: some queries of one sequence, of the heads that share a head of keys and values.
 struct QueryBlock {
     int64_t begin, length;  // the sequence's first token, its tokens
-    int64_t first, last;    // queries; the first is a multiple of PANEL
+    int64_t kv_head;
+    int64_t first, last;  // queries; the first is a multiple of PANEL
 };
 
 // 32 queries of a head and what is known of them after some keys. Those past the last query are 0 and of no interest.
@@ -112,18 +113,24 @@ class PackedAttention {
         return std::max<int64_t>(1, QUERIES / PANEL * a.kv_heads / a.heads) * PANEL;
     }
 
-    void attend(const QueryBlock &block, int64_t kv_head) {
+    // next: what this thread does after it, or null. Its first rows are prefetched.
+    void attend(const QueryBlock &block, const QueryBlock *next) {
+        int64_t kv_head = block.kv_head;
         int64_t panels = (block.last - block.first + PANEL - 1) / PANEL, count = group_ * panels;
         std::fill_n(sums_.get(), count * PANEL * padded_dim_, 0.0f);
         std::fill_n(tops_.get(), count * PANEL, LOWEST);
         std::fill_n(totals_.get(), count * PANEL, 0.0f);
         for (int64_t i = 0; i < count; i++) pack_queries(block, panel_at(block, kv_head, panels, i));
         int64_t begin = first_seen(block.first), end = last_seen(block, block.last - 1);
-        int64_t size = equal_part(block.length, KEYS, PER_WORD);
+        int64_t size = keys_at_a_time(block);
         for (int64_t key = begin / size * size; key < end; key += size) {
             int64_t from = std::max(key, begin / PER_WORD * PER_WORD), to = std::min(key + size, end);
             pack_keys(block, kv_head, from, to);
-            for (int64_t i = 0; i < count; i++) attend_panel(block, panel_at(block, kv_head, panels, i), from, to);
+            for (int64_t i = 0; i < count; i++) {
+                if (to < end) prefetch_keys(block, to, std::min(to + size, end), i, count);
+                else if (next) prefetch_first(*next, i, count);
+                attend_panel(block, panel_at(block, kv_head, panels, i), from, to);
+            }
         }
         for (int64_t i = 0; i < count; i++) write_panel(block, panel_at(block, kv_head, panels, i));
     }
@@ -134,6 +141,26 @@ class PackedAttention {
     int64_t last_seen(const QueryBlock &block, int64_t query) const {
         int64_t end = a_.causal ? std::min(block.length, query + 1) : block.length;
         return a_.window < 0 ? end : std::min(end, query + a_.window + 1);
+    }
+
+    static int64_t keys_at_a_time(const QueryBlock &block) { return equal_part(block.length, KEYS, PER_WORD); }
+
+    // Prefetches one of `parts` parts of some rows, so that they are on their way while something else is computed: a row
+    // is far from the next one, which processors do not foresee.
+    void prefetch_rows(const Element *row, int64_t stride, int64_t rows, int64_t size, int64_t part, int64_t parts) const {
+        for (int64_t i = part * rows / parts; i < (part + 1) * rows / parts; i++)
+            for (int64_t at = 0; at < size; at += LINE / int64_t(sizeof *row)) __builtin_prefetch(row + i * stride + at, 0, 2);
+    }
+    void prefetch_keys(const QueryBlock &block, int64_t from, int64_t to, int64_t part, int64_t parts) const {
+        prefetch_rows(key_row(block, block.kv_head, from), a_.k_stride, to - from, a_.dim, part, parts);
+        prefetch_rows(value_row(block, block.kv_head, from), a_.v_stride, to - from, a_.dim, part, parts);
+    }
+    // The queries of a block, and the keys that it reads first.
+    void prefetch_first(const QueryBlock &block, int64_t part, int64_t parts) const {
+        int64_t from = first_seen(block.first) / PER_WORD * PER_WORD, to = last_seen(block, block.last - 1);
+        prefetch_keys(block, from, std::min(to, from + keys_at_a_time(block)), part, parts);
+        prefetch_rows((const Element *)a_.q + (block.begin + block.first) * a_.q_stride + block.kv_head * group_ * a_.dim,
+                      a_.q_stride, block.last - block.first, group_ * a_.dim, part, parts);
     }
 
     QueryPanel panel_at(const QueryBlock &block, int64_t kv_head, int64_t panels, int64_t index) const {
@@ -314,27 +341,48 @@ class PackedAttention {
     alignas(64) float scores_[KEYS * PANEL];         // (keys, 32), and then weights
 };
 
-template <class T>
-void varlen_attention(const VarlenAttention &a) {
-    std::vector<QueryBlock> blocks;
-    int64_t size = PackedAttention<T>::queries(a), products = 0;
+// The work of a call, the longest sequences first. Blocks have at most `size` queries; the last ones have fewer, so that all
+// threads end at about the same time.
+inline std::vector<QueryBlock> query_blocks(const VarlenAttention &a, int64_t size, int64_t threads) {
+    std::vector<QueryBlock> sequences, blocks;
+    int64_t left = 0;  // products of a panel of queries with a key
     for (int64_t s = 0; s < a.sequences; s++) {
         int64_t begin = a.cu_seqlens[s], length = a.cu_seqlens[s + 1] - begin;
-        products += length * length * a.heads * a.dim;
-        int64_t part = equal_part(length, size, PANEL);
-        for (int64_t first = 0; first < length; first += part)
-            blocks.push_back({begin, length, first, std::min(length, first + part)});
+        if (length > 0) sequences.push_back({begin, length, 0, 0, length});
+        left += (length + PANEL - 1) / PANEL * length * a.kv_heads;
     }
-    std::stable_sort(blocks.begin(), blocks.end(), [](const QueryBlock &x, const QueryBlock &y) {
-        return (x.last - x.first) * x.length > (y.last - y.first) * y.length;  // the longest work first
-    });
+    std::stable_sort(sequences.begin(), sequences.end(),
+                     [](const QueryBlock &x, const QueryBlock &y) { return x.length > y.length; });
+    for (QueryBlock block : sequences) {
+        int64_t part = equal_part(block.length, size, PANEL) / PANEL;
+        for (block.kv_head = 0; block.kv_head < a.kv_heads; block.kv_head++)
+            for (block.first = 0; block.first < block.length; block.first = block.last) {
+                int64_t panels = threads == 1 ? part : std::clamp<int64_t>(left / (2 * threads * block.length), 1, part);
+                block.last = std::min(block.length, block.first + panels * PANEL);
+                blocks.push_back(block);
+                left -= panels * block.length;
+            }
+    }
+    return blocks;
+}
+
+template <class T>
+void varlen_attention(const VarlenAttention &a) {
+    int64_t products = 0;
+    for (int64_t s = 0; s < a.sequences; s++) {
+        int64_t length = a.cu_seqlens[s + 1] - a.cu_seqlens[s];
+        products += length * length * a.heads * a.dim;
+    }
     int64_t threads = products > 16 * SERIAL ? pool_threads() : 1;
+    std::vector<QueryBlock> blocks = query_blocks(a, PackedAttention<T>::queries(a), threads);
     std::vector<PackedAttention<T>> buffers;
     buffers.reserve(threads);
     for (int64_t i = 0; i < threads; i++) buffers.emplace_back(a);
-    WorkItems items(int64_t(blocks.size()) * a.kv_heads);
+    WorkItems items(blocks.size());
     auto body = [&](int thread) {
-        items.for_each([&](int64_t item, int64_t) { buffers[thread].attend(blocks[item / a.kv_heads], item % a.kv_heads); });
+        items.for_each([&](int64_t item, int64_t next) {
+            buffers[thread].attend(blocks[item], next < int64_t(blocks.size()) ? &blocks[next] : nullptr);
+        });
     };
     threads == 1 ? body(0) : run_parallel(body);
 }
