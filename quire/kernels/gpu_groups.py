@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.gpu_weights import GpuWeight, Groups, WeightData, take_weight_rows
+from quire.kernels.gpu_weights import GpuWeight, WeightData, take_weight_rows
 from quire.kernels.grouped_weight import GroupedWeight, checked_order, common_zero, row_powers
+from quire.kernels.groups import Groups
 
 _UNIT = 64  # bytes of a row that lie together, and rows
 _BLOCK = 128  # inputs that weights are padded to whole numbers of

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.grouped_weight import same_tensors
+from quire.kernels.groups import Groups
 from quire.kernels.native import LANES
 from quire.kernels.quantize import LIMITS, quantize_rows
 from quire.kernels.quantized import bits_for, to_4_bits, to_8_bits
@@ -19,53 +20,6 @@ from quire.kernels.take_rows import take_rows
 
 BLOCK = 128  # outputs, and inputs, of float8 weights that share a scale in the format "blocks"
 _PART = 1 << 24  # elements quantized at a time, which takes several times their memory
-
-
-@dataclass(frozen=True, slots=True)
-class Groups:
-    """What a weight in the format "groups" needs beside codes and scales, or those of several experts need.
-
-    Attributes:
-        codes: what they are; see `quire.kernels.triton.groups`.
-        group: inputs that share a scale.
-        zero: the code that stands for 0 where there are no minimums.
-        size_out, size_in: shape of the weight, or of each.
-        dtype: of the rows that it is multiplied with.
-        minimums: float16, as the scales.
-        named_factors: of outputs, by the name of the layout: weights of another one that are to take its place are
-            refused for want of the name.
-        table: (16,) float32.
-        order: (size_in,) int64, the layer's input that each input of the weight belongs to.
-    """
-
-    codes: str
-    group: int
-    zero: int
-    size_out: int
-    size_in: int
-    dtype: torch.dtype
-    minimums: Tensor | None
-    named_factors: Mapping[str, Tensor]
-    table: Tensor | None = None
-    order: Tensor | None = None
-
-    @property
-    def factors(self) -> Tensor:
-        """Float32, (..., size_out)."""
-        (factors,) = self.named_factors.values()
-        return factors
-
-    @property
-    def layout(self) -> str:
-        """What has to be the same in weights that take each other's place."""
-        least = f"zero {self.zero}" if self.minimums is None else "minimums"
-        return f"{self.codes}, group {self.group}, {least}"
-
-    @property
-    def nbytes(self) -> int:
-        """Size of its tensors in bytes."""
-        tensors = self.minimums, self.factors, self.table, self.order
-        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 class WeightData(NamedTuple):

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels import gpu
-from quire.kernels.gpu_weights import Groups
+from quire.kernels.groups import Groups
 from quire.kernels.triton.matmul import add_segments_kernel
 from quire.kernels.triton.products import (
     block_inputs,

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.gpu_weights import Groups
+from quire.kernels.groups import Groups
 from quire.kernels.triton.variants import KernelVariant
 
 _ROWS = 16  # that a program reads

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.gpu_weights import Groups
+from quire.kernels.groups import Groups
 from quire.kernels.triton.groups import group_codes, group_values
 from quire.kernels.triton.tuning import config
 
