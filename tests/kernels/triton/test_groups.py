@@ -194,7 +194,8 @@ def expected_experts(
 
 def run(device: torch.device, x: Tensor, stacks: list[StackedWeights], chosen: Tensor, weights: Tensor) -> Tensor:
     act = partial(act_and_mul, act="silu")
-    return run_experts(x.to(device), *stacks, act, chosen.to(device), weights.to(device)).cpu()
+    gate_up, down = stacks
+    return run_experts(x.to(device), gate_up, down, act, chosen.to(device), weights.to(device)).cpu()
 
 
 @pytest.mark.parametrize(
