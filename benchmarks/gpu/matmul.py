@@ -1,6 +1,7 @@
 """Matrix products on a GPU: linear layers in all weight formats, experts and adapters, relative to measured limits.
 
     python -m benchmarks.gpu.matmul --out benchmarks/results/FILE.json
+    python -m benchmarks.gpu.matmul --groups --out benchmarks/results/FILE.json      # weights as checkpoints have them
 
 Weights are cycled through, so that they are not read from the GPU's cache. Calls are captured in a CUDA graph, so times
 are those of the device. Products of quantized weights include the quantization of their rows.
@@ -23,12 +24,46 @@ from benchmarks.gpu.limits import require_gpu, seconds
 from benchmarks.gpu.report import Report
 from quire.kernels.activation import act_and_mul
 from quire.kernels.experts import run_experts
-from quire.kernels.gpu_weights import GpuWeight, StackedWeights, format_weight
+from quire.kernels.gpu_groups import format_groups
+from quire.kernels.gpu_weights import GpuWeight, StackedWeights, WeightData, format_weight
+from quire.kernels.grouped_weight import GroupedWeight
 from quire.kernels.lora import SortedRows, add_lora, sort_rows
 from quire.kernels.routing import softmax_top_k
 
 ROWS = (1, 16, 64, 512, 4096)
 FORMATS = ("none", "int8", "int4", "fp8")
+
+
+class GroupFormat(NamedTuple):
+    """A format of checkpoints whose groups of inputs share a scale.
+
+    Attributes:
+        bits: of a code.
+        group: inputs that share a scale.
+        zero: the code that stands for 0; None: groups have minimums.
+        table: values of codes; None: they stand for themselves.
+    """
+
+    bits: int
+    group: int
+    zero: int | None = 0
+    table: Tensor | None = None
+
+
+_E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+_FP4 = torch.cat((_E2M1, -_E2M1))
+_NF4 = torch.distributions.Normal(0, 1).icdf(torch.linspace(0.03, 0.97, 16))  # of that kind; times do not depend on it
+GROUP_FORMATS = {
+    "GPTQ, groups of 128, symmetric": GroupFormat(4, 128, zero=8),
+    "AWQ, groups of 128": GroupFormat(4, 128, zero=None),
+    "Q4_K": GroupFormat(4, 32, zero=None),
+    "NF4": GroupFormat(4, 64, table=_NF4),
+    "MXFP4": GroupFormat(4, 32, table=_FP4),
+    "NVFP4": GroupFormat(4, 16, table=_FP4),
+    "Q8_0": GroupFormat(8, 32),
+    "Q6_K": GroupFormat(8, 16),
+}
+GROUP_MODELS = ("Llama-3-8B", "Qwen3-30B-A3B")  # whose shapes they are measured in
 WEIGHT_BYTES = 512 << 20  # of distinct weights; the cache of an H100 has 50 MiB
 MAX_WEIGHTS = 24
 SIZE = 8192  # of the products whose rates are the limits
@@ -87,6 +122,21 @@ class Rates(NamedTuple):
         return cls(bf16, int8, bf16, fp8)
 
 
+def _random_groups(name: str, size_out: int, size_in: int) -> WeightData:
+    """A weight in a format of checkpoints, of random codes."""
+    layout = GROUP_FORMATS[name]
+    scales = torch.rand(size_out, size_in // layout.group, device="cuda") * 0.01 + 0.01
+    if layout.bits == 4:
+        codes = torch.randint(256, (size_out, size_in // 2), dtype=torch.uint8, device="cuda")
+    else:
+        codes = torch.randint(-128, 128, (size_out, size_in), dtype=torch.int8, device="cuda")
+    minimums = scales * -layout.zero if layout.zero else None
+    if layout.zero is None:
+        minimums = scales * -(torch.rand(scales.shape, device="cuda") * 8 + 4)
+    groups = GroupedWeight(codes, scales, minimums, layout.table)
+    return format_groups(groups, torch.bfloat16, codes.device)
+
+
 def _rate(product: Callable[[], object]) -> float:
     return 2 * SIZE**3 / seconds(product)
 
@@ -103,7 +153,7 @@ def captured_seconds(calls: Sequence[Callable[[], object]]) -> float:
     return seconds(graph.replay) / len(calls)
 
 
-def linear(report: Report, shape: Shape, rows: int, rates: Rates) -> None:
+def linear(report: Report, shape: Shape, rows: int, rates: Rates, formats: Sequence[str]) -> None:
     """Time a linear layer by PyTorch and by our kernels."""
     count = min(MAX_WEIGHTS, max(2, WEIGHT_BYTES // (2 * shape.size_in * shape.size_out)))
     weights = [torch.randn(shape.size_out, shape.size_in, device="cuda").bfloat16() for _ in range(count)]
@@ -116,13 +166,18 @@ def linear(report: Report, shape: Shape, rows: int, rates: Rates) -> None:
         return _timed(calls, operations, nbytes + moved, limit)
 
     def quantized(quantization: str) -> dict[str, Any]:
-        packed = [GpuWeight(format_weight(weight, quantization)) for weight in weights]
-        return result([partial(weight, x, None) for weight in packed], packed[0].nbytes, getattr(rates, quantization))
+        if quantization in GROUP_FORMATS:
+            data = [_random_groups(quantization, shape.size_out, shape.size_in) for _ in weights]
+        else:
+            data = [format_weight(weight, quantization) for weight in weights]
+        packed = [GpuWeight(weight) for weight in data]
+        rate = getattr(rates, quantization, rates.none)  # groups are dequantized: products are of bfloat16
+        return result([partial(weight, x, None) for weight in packed], packed[0].nbytes, rate)
 
     case = {**shape._asdict(), "rows": rows}
     calls = [partial(F.linear, x, weight) for weight in weights]
     report.add(case | {"kernel": "torch bfloat16"}, lambda: result(calls, weights[0].nbytes, rates.none))
-    for quantization in FORMATS:
+    for quantization in formats:
         report.add(case | {"kernel": quantization}, partial(quantized, quantization))
 
 
@@ -136,7 +191,7 @@ def _timed(calls: Sequence[Callable[[], object]], operations: int, nbytes: int, 
     }
 
 
-def experts(report: Report, shape: MoEShape, rows: int, rates: Rates) -> None:
+def experts(report: Report, shape: MoEShape, rows: int, rates: Rates, formats: Sequence[str]) -> None:
     """Time a layer's experts, and its router."""
     x = torch.randn(rows, shape.hidden, device="cuda").bfloat16()
     logits = torch.randn(rows, shape.experts, device="cuda")
@@ -155,20 +210,23 @@ def experts(report: Report, shape: MoEShape, rows: int, rates: Rates) -> None:
         )
         call = partial(run_experts, x, *stacks, partial(act_and_mul, act="silu"), chosen, weights)
         nbytes = sum(stack.data.nbytes for stack in stacks) * used // shape.experts + 2 * x.nbytes
-        limit = max(nbytes / report.limits.copy_bytes_per_s, operations / getattr(rates, quantization))
+        limit = max(nbytes / report.limits.copy_bytes_per_s, operations / getattr(rates, quantization, rates.none))
         return {"experts_used": used, **_timed([call] * 4, operations, nbytes, limit)}
 
     case = {**shape._asdict(), "rows": rows}
     report.add(case | {"kernel": "router"}, route)
-    for quantization in FORMATS:
+    for quantization in formats:
         report.add(case | {"kernel": quantization}, partial(run, quantization))
 
 
 def _stack(shape: MoEShape, size_out: int, size_in: int, quantization: str) -> StackedWeights:
     stack = StackedWeights(shape.experts)
     for expert in range(shape.experts):
-        weight = torch.randn(size_out, size_in, device="cuda").bfloat16()
-        stack.put(expert, format_weight(weight, quantization))
+        if quantization in GROUP_FORMATS:
+            stack.put(expert, _random_groups(quantization, size_out, size_in))
+        else:
+            weight = torch.randn(size_out, size_in, device="cuda").bfloat16()
+            stack.put(expert, format_weight(weight, quantization))
     return stack
 
 
@@ -191,20 +249,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--models", nargs="*", help="only these, e.g. Llama-3-8B")
     parser.add_argument("--rows", nargs="*", type=int, default=ROWS)
+    parser.add_argument("--groups", action="store_true", help="weights in groups, as quantized checkpoints have them")
     options = parser.parse_args(arguments)
     require_gpu("benchmarks.gpu.matmul")
     report = Report(options.out, triton=triton.__version__)
     rates = Rates.measured(report.limits.bf16_tflops * 1e12)
     report.facts["tflops_by_format"] = {name: round(rate / 1e12, 1) for name, rate in rates._asdict().items()}
+    formats = [*GROUP_FORMATS] if options.groups else FORMATS
+    models = options.models or (GROUP_MODELS if options.groups else {shape.model for shape in (*LINEARS, *MOES)})
     for rows in options.rows:
         for shape in LINEARS:
-            if not options.models or shape.model in options.models:
-                linear(report, shape, rows, rates)
-                case = {**shape._asdict(), "rows": rows, "kernel": f"adapter of rank {RANK}"}
-                report.add(case, partial(adapter, shape, rows))
+            if shape.model in models:
+                linear(report, shape, rows, rates, formats)
+                if not options.groups:
+                    case = {**shape._asdict(), "rows": rows, "kernel": f"adapter of rank {RANK}"}
+                    report.add(case, partial(adapter, shape, rows))
         for moe in MOES:
-            if not options.models or moe.model in options.models:
-                experts(report, moe, rows, rates)
+            if moe.model in models:
+                experts(report, moe, rows, rates, formats)
         torch.cuda.empty_cache()
 
 

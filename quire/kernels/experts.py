@@ -52,17 +52,19 @@ def run_experts(
 
     def products(rows: Tensor, stack: StackedWeights, **options: Any) -> Tensor:
         """Those of pairs with their experts, of x's dtype."""
-        inputs, (kind, values, scales) = prepare_rows(rows, stack.data), stack.data
+        data = stack.data
+        inputs = prepare_rows(rows, data)
         return grouped_matmul(
             inputs.values,
-            values,
-            torch.empty((len(order), values.shape[1]), dtype=x.dtype, device=x.device),
+            data.values,
+            torch.empty((len(order), data.size_out), dtype=x.dtype, device=x.device),
             order,
             totals,
-            kind=kind,
+            kind=data.kind,
             x_scales=inputs.scales,
-            scales=scales,
-            scale_rows=stack.data.scale_rows,
+            scales=data.scales,
+            scale_rows=data.scale_rows,
+            groups=data.groups,
             **options,
         )
 

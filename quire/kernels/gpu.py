@@ -33,6 +33,11 @@ def supports(*tensors: Tensor) -> bool:
     return True
 
 
+def runs_on(device: torch.device) -> bool:
+    """Whether Triton kernels run on tensors of the device, see `supports`."""
+    return device.type == "cuda" or (_thread.interpreted and device.type == "cpu")
+
+
 def is_interpreted() -> bool:
     """Whether kernels that are defined now are run by Triton's interpreter, on the CPU."""
     return os.environ.get(_INTERPRETER) == "1"

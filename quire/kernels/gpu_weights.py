@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels.grouped_weight import same_tensors
+from quire.kernels.groups import Groups
 from quire.kernels.native import LANES
 from quire.kernels.quantize import LIMITS, quantize_rows
 from quire.kernels.quantized import bits_for, to_4_bits, to_8_bits
@@ -23,14 +27,17 @@ class WeightData(NamedTuple):
 
     Attributes:
         kind: a format of `quire.kernels.triton.products`.
-        values: (..., size_out, size_in), or (..., size_out, bytes).
-        scales: float32 (..., size_out), or (..., size_out, groups), or (..., blocks of outputs, blocks of inputs); None
-            for the format "plain".
+        values: (..., size_out, size_in), or (..., size_out, bytes), or for "groups" as `quire.kernels.triton.groups`
+            has them.
+        scales: float32 (..., size_out), or (..., size_out, groups), or (..., blocks of outputs, blocks of inputs); for
+            "groups" float16 (..., groups, size_out); None for the format "plain".
+        groups: for the format "groups".
     """
 
     kind: str
     values: Tensor
     scales: Tensor | None
+    groups: Groups | None = None
 
     @property
     def scale_rows(self) -> int:
@@ -40,7 +47,12 @@ class WeightData(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return self.values.nbytes + (0 if self.scales is None else self.scales.nbytes)
+        return sum(part.nbytes for part in (self.values, self.scales, self.groups) if part is not None)
+
+    @property
+    def size_out(self) -> int:
+        """Outputs of the weight, or of each."""
+        return self.values.shape[-2] if self.groups is None else self.groups.size_out
 
 
 class Rows(NamedTuple):
@@ -118,6 +130,8 @@ _QUANTIZE: dict[str, tuple[str, Callable[[Tensor], tuple[Tensor, Tensor]]]] = {
 
 def prepare_rows(x: Tensor, weight: WeightData) -> Rows:
     """The rows (rows, size_in) as products with the weight read them."""
+    if weight.groups is not None and weight.groups.order is not None:
+        x = x.index_select(1, weight.groups.order)
     x = x if x.stride(1) == 1 else x.contiguous()
     if weight.kind not in ("scaled", "blocks"):
         return Rows(x, None)
@@ -130,7 +144,7 @@ class GpuWeight:
 
     def __init__(self, data: WeightData) -> None:
         """data: (size_out, size_in)."""
-        self.size_out = len(data.values)
+        self.size_out = data.size_out
         self.data = data
         self.nbytes = data.nbytes
 
@@ -149,15 +163,16 @@ class GpuWeight:
         rows = prepare_rows(x, self.data)
         if out is None:
             out = torch.empty((len(x), self.size_out), dtype=out_dtype or x.dtype, device=x.device)
-        kind, values, scales = self.data
+        data = self.data
         return matmul(
             rows.values,
-            values,
+            data.values,
             out,
-            kind=kind,
+            kind=data.kind,
             x_scales=rows.scales,
-            scales=scales,
-            scale_rows=self.data.scale_rows,
+            scales=data.scales,
+            scale_rows=data.scale_rows,
+            groups=data.groups,
             bias=bias,
             act=act,
         )
@@ -172,7 +187,7 @@ class PlainGpuWeight(GpuWeight):
 
     def rows(self, indices: Tensor) -> Tensor:
         """Rows of the weight by their indices: (n, size_in)."""
-        return take_rows(self.data.values, indices)
+        return take_weight_rows(self.data, indices)
 
 
 class StackedWeights:
@@ -181,6 +196,11 @@ class StackedWeights:
     def __init__(self, experts: int) -> None:
         self.experts = experts
         self._data: WeightData | None = None
+
+    @property
+    def nbytes_per_expert(self) -> int:
+        """Bytes of an expert's weight."""
+        return 0 if self._data is None else self._data.nbytes // self.experts
 
     @property
     def is_used(self) -> bool:
@@ -193,15 +213,92 @@ class StackedWeights:
         assert self._data is not None
         return self._data
 
+    def accepts(self, data: WeightData) -> bool:
+        """Whether an expert's weight can be put beside those that are here."""
+        kinds = {data.kind} if self._data is None else {data.kind, self._data.kind}
+        return len(kinds) == 1 or kinds == {"plain", "groups"}
+
     def put(self, expert: int, data: WeightData) -> None:
-        """Copy an expert's weight (size_out, size_in) to its place. All experts have the same format."""
+        """Copy an expert's weight (size_out, size_in) to its place.
+
+        All experts have the same format: if one has minimums, or is plain, others become that.
+        """
         if self._data is None:
-            scales = None if data.scales is None else _stacked(data.scales, self.experts)
-            self._data = WeightData(data.kind, _stacked(data.values, self.experts), scales)
-        self._data.values[expert] = data.values
-        if self._data.scales is not None and data.scales is not None:
-            self._data.scales[expert] = data.scales
+            self._data = _mapped(data, lambda tensor: tensor.new_empty((self.experts, *tensor.shape)))
+        elif not _alike(self._data, data):
+            data = self._agreed(self._data, data)
+        for into, tensor in zip(_tensors(self._data), _tensors(data), strict=True):
+            into[expert] = tensor
+
+    def _agreed(self, stack: WeightData, data: WeightData) -> WeightData:
+        """An expert's weight in a format that the others have from now on, too."""
+        if _alike(stack, data, with_minimums=True):
+            self._data = _with_minimums(stack)
+            return _with_minimums(data)
+        if stack.groups is not None:
+            shape = self.experts, stack.groups.size_out, stack.groups.size_in
+            whole = torch.empty(shape, dtype=stack.groups.dtype, device=stack.values.device)
+            for index, into in enumerate(whole):
+                into.copy_(_plain(_mapped(stack, itemgetter(index))))
+            self._data = WeightData("plain", whole, None)
+        return WeightData("plain", _plain(data), None)
 
 
-def _stacked(weight: Tensor, experts: int) -> Tensor:
-    return torch.empty((experts, *weight.shape), dtype=weight.dtype, device=weight.device)
+def _tensors(data: WeightData) -> list[Tensor]:
+    """Those that each expert has of its own."""
+    groups = () if data.groups is None else (data.groups.minimums, data.groups.factors)
+    return [tensor for tensor in (data.values, data.scales, *groups) if tensor is not None]
+
+
+def _mapped(data: WeightData, function: Callable[[Tensor], Tensor]) -> WeightData:
+    """Data whose `_tensors` are what a function makes of them."""
+    scales = None if data.scales is None else function(data.scales)
+    groups = data.groups
+    if groups is not None:
+        minimums = None if groups.minimums is None else function(groups.minimums)
+        groups = replace(groups, minimums=minimums, named_factors={groups.layout: function(groups.factors)})
+    return WeightData(data.kind, function(data.values), scales, groups)
+
+
+def _alike(first: WeightData, second: WeightData, *, with_minimums: bool = False) -> bool:
+    """Whether data differ in numbers alone, or would if both had minimums."""
+    if first.groups is None or second.groups is None:
+        return first.kind == second.kind
+    return (
+        (first.groups.codes, first.groups.group) == (second.groups.codes, second.groups.group)
+        and same_tensors(first.groups.table, second.groups.table)
+        and (with_minimums or first.groups.layout == second.groups.layout)
+    )
+
+
+def _with_minimums(data: WeightData) -> WeightData:
+    """Data in groups where no code stands for 0."""
+    groups, scales = data.groups, data.scales
+    assert groups is not None
+    assert scales is not None
+    if groups.minimums is not None:
+        return data
+    power = 2.0 ** abs(groups.zero).bit_length()  # minimums are larger than scales, and float16 ends at 2^16
+    scales = scales / power
+    with_minimums = replace(groups, zero=0, minimums=scales * -groups.zero)
+    named_factors = {with_minimums.layout: groups.factors * power}
+    return WeightData(data.kind, data.values, scales, replace(with_minimums, named_factors=named_factors))
+
+
+def _plain(data: WeightData) -> Tensor:
+    """What plain weights or weights in groups stand for: (size_out, size_in)."""
+    if data.groups is None:
+        return data.values
+    return take_weight_rows(data, torch.arange(data.groups.size_out, device=data.values.device))
+
+
+def take_weight_rows(data: WeightData, indices: Tensor) -> Tensor:
+    """Rows of a plain weight, or of one in groups, by their indices: (n, size_in)."""
+    if data.groups is None:
+        return take_rows(data.values, indices)
+    from quire.kernels.triton.groups import group_rows
+
+    assert data.scales is not None
+    out = torch.empty((len(indices), data.groups.size_in), dtype=data.groups.dtype, device=indices.device)
+    group_rows(data.values, data.scales, data.groups, indices, out)
+    return out if data.groups.order is None else torch.empty_like(out).index_copy_(1, data.groups.order, out)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+_HALF_EXPONENT = 15  # of two, below which float16 has all numbers
+
 
 @dataclass(frozen=True, slots=True)
 class GroupedWeight:
@@ -112,12 +114,42 @@ def alike(first: GroupedWeight, second: GroupedWeight) -> bool:
         and first.shape[1] == second.shape[1]
         and first.group == second.group
         and (first.minimums is None) == (second.minimums is None)
-        and _equal(first.table, second.table)
-        and _equal(first.order, second.order)
+        and same_tensors(first.table, second.table)
+        and same_tensors(first.order, second.order)
     )
 
 
-def _equal(first: Tensor | None, second: Tensor | None) -> bool:
+def same_tensors(first: Tensor | None, second: Tensor | None) -> bool:
+    """Whether two tensors are equal, or neither is there."""
     if first is None or second is None:
         return first is second
     return torch.equal(first, second)
+
+
+def checked_order(order: Tensor, size_in: int) -> Tensor:
+    """An order of inputs as it is, for kernels that do not check it.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if order.shape != (size_in,) or not torch.equal(order.sort().values, torch.arange(size_in)):
+        raise ValueError(f"the order of a weight's inputs is not one of {size_in} inputs")
+    return order
+
+
+def common_zero(scales: Tensor, minimums: Tensor | None) -> int | None:
+    """The code that stands for 0 in all groups; None if there is none."""
+    if minimums is None:
+        return 0
+    used = scales != 0
+    ratios = -minimums[used][:1] / scales[used][:1]
+    zero = round(float(ratios)) if len(ratios) and abs(float(ratios)) < 256 else 0
+    close = (minimums + zero * scales).abs() <= 1e-6 * max(1, abs(zero)) * scales.abs()
+    return zero if bool(close.all()) else None
+
+
+def row_powers(levels: Sequence[Tensor]) -> Tensor:
+    """The powers of two by which rows of scales, or of several levels, are divided to be float16: (rows,) float32."""
+    largest = torch.stack([values.abs().amax(1) for values in levels]).amax(0)
+    exponents = torch.where(largest > 0, largest.frexp().exponent - _HALF_EXPONENT, 0).clamp(-100, 100)
+    return exponents.float().exp2()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quire.kernels import native
 from quire.kernels.capture import empty
-from quire.kernels.grouped_weight import GroupedWeight
+from quire.kernels.grouped_weight import GroupedWeight, checked_order, common_zero, row_powers
 from quire.kernels.panels import PANEL, pack_panels
 from quire.kernels.saved_weight import SavedWeight
 
@@ -19,7 +19,6 @@ _STEP = 16  # inputs of the smallest group
 _BLOCK = 32  # inputs that weights are padded to whole numbers of
 _SUPER = 256  # inputs whose scales of 8 bits share a factor
 _OUTPUTS = 32 * PANEL  # packed at a time, which takes several times their memory
-_HALF_EXPONENT = 15  # of two, below which float16 has all numbers
 _SAMPLES = 16
 _TRIED = 1 << 20  # quotients at a time
 _EXACT = 2e-4  # distance from an integer up to which a quotient is one
@@ -120,12 +119,12 @@ class _Panels:
         group = _kernel_group(weight)
         assert group is not None
         scales, minimums = weight.scales, weight.minimums
-        self._order = None if weight.order is None else _checked_order(weight.order, self.size_in)
+        self._order = None if weight.order is None else checked_order(weight.order, self.size_in).int()
         self._table: Tensor | None = None
         if weight.table is not None:
             self._table, unit = _integers(weight.table)
             scales = scales * unit
-        zero = _common_zero(scales, minimums) if compact and self._table is None else None
+        zero = common_zero(scales, minimums) if compact and self._table is None else None
         if zero is not None:
             minimums = None
         bits, added = _bits_and_added(weight, compact=compact)
@@ -216,13 +215,6 @@ def _kernel_group(weight: GroupedWeight) -> int | None:
     return _STEP if weight.group % _STEP == 0 else None
 
 
-def _checked_order(order: Tensor, size_in: int) -> Tensor:
-    """The order as kernels read it, which do not check it."""
-    if order.shape != (size_in,) or not torch.equal(order.sort().values, torch.arange(size_in)):
-        raise ValueError(f"the order of a weight's inputs is not one of {size_in} inputs")
-    return order.int()
-
-
 def _integers(table: Tensor) -> tuple[Tensor, float]:
     """The closest integers up to 127 to multiples of a table's values, plus 128 as bytes, and what they are times."""
     values = table.double()
@@ -236,17 +228,6 @@ def _integers(table: Tensor) -> tuple[Tensor, float]:
     best = int(exact[0] if len(exact) else errors.argmin())
     codes = (multiples[best].round() + 128).to(torch.uint8)
     return codes.view(torch.int8), largest / float(counts[best])
-
-
-def _common_zero(scales: Tensor, minimums: Tensor | None) -> int | None:
-    """The code that stands for 0 in all groups; None if there is none."""
-    if minimums is None:
-        return 0
-    used = scales != 0
-    ratios = -minimums[used][:1] / scales[used][:1]
-    zero = round(float(ratios)) if len(ratios) and abs(float(ratios)) < 256 else 0
-    close = (minimums + zero * scales).abs() <= 1e-6 * max(1, abs(zero)) * scales.abs()
-    return zero if bool(close.all()) else None
 
 
 def _bits_and_added(weight: GroupedWeight, *, compact: bool) -> tuple[int, int]:
@@ -323,10 +304,9 @@ def _scale_sections(
     """
     two_levels = [pair for pair in pairs if pair is not None]
     floats = [factors for _, factors in two_levels] if len(two_levels) == len(levels) else levels
-    largest = torch.stack([values.abs().amax(1) for values in floats]).amax(0)
-    exponents = torch.where(largest > 0, largest.frexp().exponent - _HALF_EXPONENT, 0).clamp(-100, 100)
-    inverses = (-exponents).float().exp2()[:, None]
-    factors = F.pad(exponents.float().exp2(), (0, -len(exponents) % PANEL))
+    powers = row_powers(floats)
+    inverses = (1 / powers)[:, None]
+    factors = F.pad(powers, (0, -len(powers) % PANEL))
     groups = -(-blocks * _BLOCK // group)
     halves = [
         _panel_words((values.float() * inverses).half(), 1 if floats is not levels else groups) for values in floats

@@ -15,14 +15,11 @@ from quire.kernels.capture import CapturedCalls, Workspace
 from quire.kernels.grouped import can_pack_groups, pack_groups
 from quire.kernels.grouped_weight import GroupedWeight
 from quire.kernels.linear import PackedTable
+from tests.support.groups import NF4, TABLES, make_groups
 from tests.support.variants import slow_but
 
 pytestmark = pytest.mark.skipif(native.instructions() is None, reason="installed without a compiler")
 CPU = torch.device("cpu")
-_NF4 = "-1 -.6962 -.5251 -.3949 -.2844 -.1848 -.0911 0 .0796 .1609 .2461 .3379 .4407 .5626 .723 1"
-NF4 = torch.tensor([float(value) for value in _NF4.split()])
-E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-TABLES = {"nf4": NF4, "e2m1": torch.cat((E2M1, -E2M1))}
 ROUNDED = 2.0**-11  # relative, of scales: float16 has 11 bits
 # Format, inputs of a group (None: all), inputs.
 SHAPES: list[tuple[str, int | None, int]] = [
@@ -46,33 +43,6 @@ SHAPES: list[tuple[str, int | None, int]] = [
     ("6 bits", 64, 128),
     ("5 bits affine", 32, 96),
 ]
-
-
-def make(kind: str, size_out: int, group: int | None, size_in: int) -> GroupedWeight:
-    """A weight as some format gives it, whose scales differ by up to a thousand times."""
-    groups = 1 if group is None else size_in // group
-    scales = torch.randn(size_out, groups) * torch.logspace(-4, -1, size_out)[:, None]
-    minimums, table = None, TABLES.get(kind)
-    if "affine" in kind:
-        minimums = -8 * scales.abs() * (0.5 + torch.rand(size_out, groups))
-    if kind == "symmetric":
-        minimums = -8 * scales
-    if kind in ("Q4_K", "Q6_K"):
-        factors = (torch.rand(size_out, 1 + size_in // 256) * 1e-3).half().float()
-        largest = {"Q4_K": 63, "Q6_K": -128}[kind]
-        integers = (
-            torch.randint(-100, 100, (size_out, groups)) if kind == "Q6_K" else torch.randint(64, (size_out, groups))
-        )
-        per = 256 * groups // size_in
-        integers[:, ::per] = largest
-        scales = factors.repeat_interleave(per, 1)[:, :groups] * integers
-        minimums = None if kind == "Q6_K" else -factors.repeat_interleave(per, 1)[:, :groups] * (integers.flip(0))
-    if "bits" in kind or kind in ("int8", "int8 affine", "Q6_K"):
-        low, high = {"Q6_K": (-32, 32), "6 bits": (-32, 32), "5 bits affine": (0, 32)}.get(kind, (-128, 128))
-        codes = torch.randint(low, high, (size_out, size_in), dtype=torch.int8)
-    else:
-        codes = torch.randint(256, (size_out, size_in // 2), dtype=torch.uint8)
-    return GroupedWeight(codes, scales, minimums, table)
 
 
 def pack(*parts: GroupedWeight, dtype: torch.dtype = torch.bfloat16) -> PackedTable:
@@ -109,7 +79,7 @@ def test_products(kind: str, group: int | None, size_in: int, dtype: torch.dtype
     """Close to those in float64, for whole and partial panels and tiles."""
     torch.manual_seed(0)
     for size_out, rows in ((70, 13), (32, 1), (5, 3), (257, 6)):
-        weight = make(kind, size_out, group, size_in)
+        weight = make_groups(kind, size_out, group, size_in)
         x, bias = (torch.randn(rows, size_in) * torch.logspace(-3, 3, rows)[:, None]).to(dtype), torch.randn(size_out)
         packed = pack(weight)
         expected = x.double() @ weight.dequantize(torch.float64).T
@@ -127,7 +97,7 @@ def test_products(kind: str, group: int | None, size_in: int, dtype: torch.dtype
 def test_integers_are_exact(kind: str, group: int | None, size_in: int) -> None:
     """Inputs that int8 has, and weights whose scales float16 has."""
     torch.manual_seed(0)
-    weight = make(kind, 45, group, size_in)
+    weight = make_groups(kind, 45, group, size_in)
     if kind not in ("Q4_K", "Q6_K"):
         scales = torch.randint(-9, 10, weight.scales.shape).float() / 8
         minimums = None if weight.minimums is None else -8 * scales - float("affine" in kind)
@@ -145,7 +115,7 @@ def test_integers_are_exact(kind: str, group: int | None, size_in: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_rows(kind: str, group: int | None, size_in: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    weight, indices = make(kind, 70, group, size_in), torch.tensor([69, 0, 31, 32, 69])
+    weight, indices = make_groups(kind, 70, group, size_in), torch.tensor([69, 0, 31, 32, 69])
     rows = pack(weight, dtype=dtype).rows(indices)
     assert rows.dtype == dtype
     expected = weight.dequantize(torch.float32)[indices]
@@ -167,7 +137,7 @@ def test_rows(kind: str, group: int | None, size_in: int, dtype: torch.dtype) ->
 def test_sizes(kind: str, group: int, size_in: int, bits: float) -> None:
     """Bits of a weight, but for 4 bytes of an output."""
     torch.manual_seed(0)
-    packed = pack(make(kind, 64, group, size_in))
+    packed = pack(make_groups(kind, 64, group, size_in))
     assert packed.nbytes == 64 * (size_in * bits / 8 + 4)
 
 
@@ -177,7 +147,11 @@ def test_sizes(kind: str, group: int, size_in: int, bits: float) -> None:
 def test_inputs_in_another_order(kind: str, group: int | None, size_in: int) -> None:
     """The products and rows are those of the weight with its inputs in the layer's order."""
     torch.manual_seed(0)
-    weight, order, x = make(kind, 40, group, size_in), torch.randperm(size_in), torch.randn(7, size_in).bfloat16()
+    weight, order, x = (
+        make_groups(kind, 40, group, size_in),
+        torch.randperm(size_in),
+        torch.randn(7, size_in).bfloat16(),
+    )
     ordered = pack(replace(weight, order=order))
     assert torch.equal(ordered(x, None), pack(weight)(x[:, order].contiguous(), None))
     rows = torch.arange(40)
@@ -189,7 +163,12 @@ def test_inputs_in_another_order(kind: str, group: int | None, size_in: int) -> 
 def test_parts_of_several_formats() -> None:
     """Their outputs follow each other; parts that are alike are in the same panels."""
     torch.manual_seed(0)
-    parts = [make("Q4_K", 40, 32, 256), make("Q4_K", 24, 32, 256), make("Q6_K", 24, 16, 256), make("nf4", 3, 64, 256)]
+    parts = [
+        make_groups("Q4_K", 40, 32, 256),
+        make_groups("Q4_K", 24, 32, 256),
+        make_groups("Q6_K", 24, 16, 256),
+        make_groups("nf4", 3, 64, 256),
+    ]
     x, bias = torch.randn(13, 256).bfloat16(), torch.randn(91)
     packed, begin = pack(*parts), 0
     out = packed(x, bias, act="gelu")
@@ -204,7 +183,7 @@ def test_parts_of_several_formats() -> None:
 def test_outputs_with_a_stride() -> None:
     """Nothing else is written."""
     torch.manual_seed(0)
-    packed, x = pack(make("affine", 45, 32, 64)), torch.randn(7, 64).bfloat16()
+    packed, x = pack(make_groups("affine", 45, 32, 64)), torch.randn(7, 64).bfloat16()
     memory = torch.full((9, 60), -777.0, dtype=torch.bfloat16)
     expected = packed(x, None, act="relu")
     packed(x, None, act="relu", out=memory[1:-1, 5:50])
@@ -226,7 +205,7 @@ _BATCHED = [
 @pytest.mark.parametrize(("kind", "group", "size_in"), slow_but(_BATCHED, _BATCHED[0], _BATCHED[1]))
 def test_a_row_does_not_depend_on_the_batch(kind: str, group: int, size_in: int) -> None:
     torch.manual_seed(0)
-    x, packed = torch.randn(80, size_in).bfloat16(), pack(make(kind, 200, group, size_in))
+    x, packed = torch.randn(80, size_in).bfloat16(), pack(make_groups(kind, 200, group, size_in))
     together = packed(x, None, out_dtype=torch.float32)
     for count in (*range(1, 40), 65, 79):
         assert torch.equal(packed(x[:count], None, out_dtype=torch.float32), together[:count])
@@ -237,7 +216,7 @@ def test_a_row_does_not_depend_on_the_batch(kind: str, group: int, size_in: int)
 @pytest.mark.parametrize("kind", ["affine", "nf4", "int8"])
 def test_rows_with_nan_or_inf_become_nan(kind: str, odd: float) -> None:
     torch.manual_seed(0)
-    x, packed = torch.randn(4, 64), pack(make(kind, 40, 32, 64))
+    x, packed = torch.randn(4, 64), pack(make_groups(kind, 40, 32, 64))
     x[2, 17] = odd
     out = packed(x, None)
     assert out[2].isnan().all()
@@ -247,14 +226,14 @@ def test_rows_with_nan_or_inf_become_nan(kind: str, odd: float) -> None:
 @pytest.mark.parametrize("value", [0.0, 1e-38, 1e-30, 1e30])
 def test_inputs_of_any_size(value: float) -> None:
     torch.manual_seed(0)
-    weight, x = make("affine", 40, 32, 64), torch.full((2, 64), value)
+    weight, x = make_groups("affine", 40, 32, 64), torch.full((2, 64), value)
     expected = x.double() @ weight.dequantize(torch.float64).T
     assert ((pack(weight)(x, None) - expected).abs() <= bound(x, weight) + 1e-36).all()
 
 
 def test_strides_and_empty_inputs() -> None:
     torch.manual_seed(0)
-    packed, wide = pack(make("affine", 40, 32, 64)), torch.randn(5, 192).bfloat16()
+    packed, wide = pack(make_groups("affine", 40, 32, 64)), torch.randn(5, 192).bfloat16()
     part = wide[:, 64:128]
     assert torch.equal(packed(part, None), packed(part.contiguous(), None))
     assert torch.equal(packed(part.T.contiguous().T, None), packed(part, None))
@@ -263,7 +242,7 @@ def test_strides_and_empty_inputs() -> None:
 
 def test_float16_inputs() -> None:
     torch.manual_seed(0)
-    packed, x = pack(make("affine", 40, 32, 64), dtype=torch.float16), torch.randn(5, 64).half()
+    packed, x = pack(make_groups("affine", 40, 32, 64), dtype=torch.float16), torch.randn(5, 64).half()
     expected = packed(x.float(), None)
     assert torch.equal(packed(x, None), expected.half())
     assert torch.equal(packed(x, None, out_dtype=torch.float32), expected)
@@ -274,7 +253,10 @@ def test_float16_inputs() -> None:
 
 def test_calls_are_captured_and_replayed() -> None:
     torch.manual_seed(0)
-    packed, table = pack(make("Q4_K", 40, 32, 256), make("nf4", 24, 64, 256)), pack(make("Q6_K", 50, 16, 256))
+    packed, table = (
+        pack(make_groups("Q4_K", 40, 32, 256), make_groups("nf4", 24, 64, 256)),
+        pack(make_groups("Q6_K", 50, 16, 256)),
+    )
     tokens, results = torch.randint(50, (9,)), list[Tensor]()
 
     def step() -> None:
@@ -316,11 +298,11 @@ def test_which_weights_are_packed() -> None:
     assert can_pack_groups(torch.float16, CPU)
     assert not can_pack_groups(torch.float32, CPU)
     assert not can_pack_groups(torch.bfloat16, torch.device("meta"))
-    assert pack_groups([make("affine", 40, 8, 64)], torch.bfloat16, CPU) is None
-    assert pack_groups([make("affine", 40, 32, 64)], torch.float32, CPU) is None
+    assert pack_groups([make_groups("affine", 40, 8, 64)], torch.bfloat16, CPU) is None
+    assert pack_groups([make_groups("affine", 40, 32, 64)], torch.float32, CPU) is None
     with native.disabled():
         assert not can_pack_groups(torch.bfloat16, CPU)
-        assert pack_groups([make("affine", 40, 32, 64)], torch.bfloat16, CPU) is None
+        assert pack_groups([make_groups("affine", 40, 32, 64)], torch.bfloat16, CPU) is None
 
 
 @pytest.mark.parametrize(
@@ -329,7 +311,7 @@ def test_which_weights_are_packed() -> None:
 def test_scales_of_zero(change: Callable[[Tensor], Tensor]) -> None:
     torch.manual_seed(0)
     for kind, group in (("symmetric", 32), ("Q6_K", 16), ("affine", 64)):
-        weight = make(kind, 40, group, 256)
+        weight = make_groups(kind, 40, group, 256)
         weight = replace(weight, scales=change(weight.scales))
         x = torch.randn(3, 256)
         out = pack(weight)(x, None)

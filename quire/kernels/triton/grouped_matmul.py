@@ -6,14 +6,25 @@ are is only known on the device, so a launch has as many programs as there can b
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from quire.kernels import gpu
+from quire.kernels.groups import Groups
 from quire.kernels.triton.matmul import add_segments_kernel
-from quire.kernels.triton.products import block_inputs, finish, segment_inputs, tile_product, tile_sizes
+from quire.kernels.triton.products import (
+    block_inputs,
+    finish,
+    group_arguments,
+    group_constants,
+    segment_inputs,
+    tile_product,
+    tile_sizes,
+)
 from quire.kernels.triton.variants import KernelVariant
 
 _CHUNK = 128  # pairs that a program sorts
@@ -87,12 +98,14 @@ def sort_pairs(choices: Tensor, experts: int) -> tuple[Tensor, Tensor]:
 
 @triton.jit(do_not_specialize=["pairs"])
 def grouped_matmul_kernel(
-    x, x_scales, weight, scales, bias, row_weights, order, totals, out, pairs, experts, size_out, size_in,
-    segments, segment, x_stride, x_scale_stride, expert_stride, weight_stride, expert_scale_stride, scale_stride,
-    out_stride,
-    FORMAT: tl.constexpr, SCALE_ROWS: tl.constexpr, PARTIAL: tl.constexpr, GATHER: tl.constexpr, SCATTER: tl.constexpr,
-    ADD: tl.constexpr, HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr, EXPERTS: tl.constexpr,
-    BLOCK_O: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, INTERPRETED: tl.constexpr,
+    x, x_scales, weight, scales, minimums, factors, table, bias, row_weights, order, totals, out,
+    pairs, experts, size_out, size_in, segments, segment, x_stride, x_scale_stride, expert_stride, weight_stride,
+    expert_scale_stride, scale_stride, out_stride,
+    FORMAT: tl.constexpr, SCALE_ROWS: tl.constexpr,
+    CODES: tl.constexpr, ZERO: tl.constexpr, MINIMUMS: tl.constexpr, GROUP: tl.constexpr,
+    PARTIAL: tl.constexpr, GATHER: tl.constexpr, SCATTER: tl.constexpr, ADD: tl.constexpr, HAS_BIAS: tl.constexpr,
+    WEIGHTED: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr,
+    EVEN: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """One program per tile of pairs and outputs. Pairs read the row of x of their index / GATHER, or of their place.
 
@@ -119,13 +132,17 @@ def grouped_matmul_kernel(
     mask = row_mask[:, None] & output_mask[None, :]
     weight += expert.to(tl.int64) * expert_stride
     scales += expert.to(tl.int64) * expert_scale_stride
+    if FORMAT == "groups":
+        minimums += expert.to(tl.int64) * expert_scale_stride
+        factors += expert.to(tl.int64) * size_out
     if PARTIAL:
         begin = tl.program_id(1) * segment
         sums = tile_product(
             x, rows, row_mask, x_stride, x_scales, x_scale_stride,
             weight, outputs, output_mask, weight_stride, scales, scale_stride,
             begin, tl.minimum(begin + segment, size_in), size_in,
-            FORMAT, SCALE_ROWS, BLOCK_O, BLOCK_T, BLOCK_K, EVEN, INTERPRETED,
+            minimums, factors, table, FORMAT, SCALE_ROWS, CODES, ZERO, MINIMUMS, GROUP,
+            BLOCK_O, BLOCK_T, BLOCK_K, EVEN, INTERPRETED,
         )  # fmt: skip
         target = out + (tl.program_id(1).to(tl.int64) * pairs + places)[:, None] * size_out + outputs[None, :]
         tl.store(target, tl.trans(sums), mask=mask)
@@ -138,7 +155,8 @@ def grouped_matmul_kernel(
                 x, rows, row_mask, x_stride, x_scales, x_scale_stride,
                 weight, outputs, output_mask, weight_stride, scales, scale_stride,
                 part * segment, tl.minimum((part + 1) * segment, size_in), size_in,
-                FORMAT, SCALE_ROWS, BLOCK_O, BLOCK_T, BLOCK_K, EVEN, INTERPRETED,
+                minimums, factors, table, FORMAT, SCALE_ROWS, CODES, ZERO, MINIMUMS, GROUP,
+                BLOCK_O, BLOCK_T, BLOCK_K, EVEN, INTERPRETED,
             )  # fmt: skip
         values = finish(
             tl.trans(acc), rows, row_mask, x_scales, outputs, output_mask, scales,
@@ -163,6 +181,7 @@ def grouped_matmul(
     x_scales: Tensor | None = None,
     scales: Tensor | None = None,
     scale_rows: int = 1,
+    groups: Groups | None = None,
     bias: Tensor | None = None,
     row_weights: Tensor | None = None,
     gather: int = 0,
@@ -174,11 +193,12 @@ def grouped_matmul(
 
     Args:
         x: (rows, size_in), last stride 1.
-        weight: (experts, size_out, size_in), or bytes for the kind "int4"; last stride 1.
+        weight: (experts, size_out, size_in), or as `matmul` has it; last stride 1.
         out: (pairs, size_out), written to where there are pairs; last stride 1.
         order, totals: see `sort_pairs`.
         kind: a format of `products`.
-        x_scales, scales, scale_rows: see `matmul`; scales have the experts as a first dimension.
+        x_scales, scales, scale_rows, groups: see `matmul`; scales have the experts as a first dimension, and so have
+            minimums and factors of groups.
         bias: (experts, size_out), contiguous.
         row_weights: (pairs,) float32 factors of the results.
         gather: pairs that read the same row: row of a pair = its index // gather; 0: its place in the order.
@@ -189,7 +209,7 @@ def grouped_matmul(
     Returns:
         out.
     """
-    pairs, (experts, size_out, _), size_in = len(order), weight.shape, x.shape[1]
+    pairs, experts, size_out, size_in = len(order), len(weight), out.shape[1], x.shape[1]
     if not pairs or not size_out:
         return out
     block = block_inputs(x, kind)
@@ -200,13 +220,17 @@ def grouped_matmul(
     none = x  # where the kernel reads nothing
     most_tiles = pairs // tiles["BLOCK_T"] + min(experts, pairs)
     grouped_matmul_kernel[(most_tiles * -(-size_out // tiles["BLOCK_O"]), segments if partial else 1)](
-        x, none if x_scales is None else x_scales, weight, none if scales is None else scales,
-        none if bias is None else bias, none if row_weights is None else row_weights, order, totals, target,
-        pairs, experts, size_out, size_in, segments, segment,
-        x.stride(0), 0 if x_scales is None else x_scales.stride(0), weight.stride(0), weight.stride(1),
-        0 if scales is None else scales.stride(0), 0 if scales is None else scales.stride(1), out.stride(0),
-        FORMAT=kind, SCALE_ROWS=scale_rows, PARTIAL=partial, GATHER=gather, SCATTER=scatter, ADD=add,
-        HAS_BIAS=bias is not None, WEIGHTED=row_weights is not None, EXPERTS=triton.next_power_of_2(experts),
+        x=x, x_scales=none if x_scales is None else x_scales, weight=weight, scales=none if scales is None else scales,
+        bias=none if bias is None else bias, row_weights=none if row_weights is None else row_weights,
+        order=order, totals=totals, out=target, pairs=pairs, experts=experts, size_out=size_out, size_in=size_in,
+        segments=segments, segment=segment,
+        x_stride=x.stride(0), x_scale_stride=0 if x_scales is None else x_scales.stride(0),
+        expert_stride=weight.stride(0), weight_stride=weight.stride(1),
+        expert_scale_stride=0 if scales is None else scales.stride(0),
+        scale_stride=0 if scales is None else scales.stride(1), out_stride=out.stride(0),
+        FORMAT=kind, SCALE_ROWS=scale_rows, **group_arguments(groups, none),
+        PARTIAL=partial, GATHER=gather, SCATTER=scatter, ADD=add, HAS_BIAS=bias is not None,
+        WEIGHTED=row_weights is not None, EXPERTS=triton.next_power_of_2(experts),
         BLOCK_K=block, EVEN=size_in % block == 0, INTERPRETED=gpu.is_interpreted(), **tiles,
     )  # fmt: skip
     return _sum_segments(target, out, kind) if partial else out
@@ -233,17 +257,19 @@ _NUMBERS = dict.fromkeys(
 _BITS = {"i8": 8, "fp8e4nv": 8, "bf16": 16}
 
 
-def _variant(x: str, weight: str, kind: str, rows: int, *, gather: int) -> KernelVariant:
+def _variant(x: str, weight: str, kind: str, rows: int, *, gather: int, **groups: Any) -> KernelVariant:
     tiles = tile_sizes(rows, torch.device("cpu"), kind, _BITS[x])
     pointers = {
-        "x": f"*{x}", "x_scales": "*fp32", "weight": f"*{weight}", "scales": "*fp32", "bias": "*fp32",
+        "x": f"*{x}", "x_scales": "*fp32", "weight": f"*{weight}", "scales": "*fp16" if groups else "*fp32",
+        "minimums": "*fp16", "factors": "*fp32", "table": "*fp32", "bias": "*fp32",
         "row_weights": "*fp32", "order": "*i32", "totals": "*i32", "out": "*bf16",
     }  # fmt: skip
     return KernelVariant(
         grouped_matmul_kernel,
         {**pointers, **_NUMBERS},
         {
-            "FORMAT": kind, "SCALE_ROWS": 1, "PARTIAL": False, "GATHER": gather, "SCATTER": not gather, "ADD": False,
+            "FORMAT": kind, "SCALE_ROWS": 1, **group_constants(**groups),
+            "PARTIAL": False, "GATHER": gather, "SCATTER": not gather, "ADD": False,
             "HAS_BIAS": False, "WEIGHTED": not gather, "EXPERTS": 128, "BLOCK_O": tiles["BLOCK_O"],
             "BLOCK_T": tiles["BLOCK_T"], "BLOCK_K": 64 if kind == "plain" else 128, "EVEN": True, "INTERPRETED": False,
         },
@@ -268,4 +294,6 @@ VARIANTS = [
     _variant("i8", "i8", "scaled", 1024, gather=8),
     _variant("fp8e4nv", "fp8e4nv", "blocks", 64, gather=8),
     _variant("bf16", "u8", "int4", 1, gather=0),
+    _variant("bf16", "u8", "groups", 1, gather=8, codes="e2m1", group=32),
+    _variant("bf16", "u8", "groups", 1024, gather=0, codes="int4", minimums=True, group=128),
 ]  # fmt: skip

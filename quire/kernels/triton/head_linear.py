@@ -30,7 +30,8 @@ def head_linear_kernel(
     sums = tile_product(
         x + head * x_head, indices, row_mask, x_stride, x, 0,
         weight + head * weight_head, outputs, output_mask, weight_stride, weight, 0,
-        0, size_in, size_in, "plain", 1, BLOCK_O, BLOCK_T, BLOCK_K, EVEN, INTERPRETED,
+        0, size_in, size_in, weight, weight, weight, "plain", 1, None, 0, False, 0,
+        BLOCK_O, BLOCK_T, BLOCK_K, EVEN, INTERPRETED,
     )  # fmt: skip
     target = out + head * out_head + indices[:, None] * out_stride + outputs[None, :]
     tl.store(target, tl.trans(sums).to(out.dtype.element_ty), mask=row_mask[:, None] & output_mask[None, :])

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from quire.kernels import gpu
-from quire.kernels.triton.products import block_inputs, finish, segment_inputs, tile_product, tile_sizes
+from quire.kernels.groups import Groups
+from quire.kernels.triton.products import (
+    block_inputs,
+    finish,
+    group_arguments,
+    group_constants,
+    segment_inputs,
+    tile_product,
+    tile_sizes,
+)
 from quire.kernels.triton.variants import KernelVariant
 
 _PARALLEL_ROWS = 64  # up to which a launch computes the segments of a sum at once
@@ -17,9 +28,10 @@ _REDUCED = 256  # outputs of a program that adds segments
 
 @triton.jit(do_not_specialize=["rows"])
 def matmul_kernel(
-    x, x_scales, weight, scales, bias, out, rows, size_out, size_in, segments, segment,
+    x, x_scales, weight, scales, minimums, factors, table, bias, out, rows, size_out, size_in, segments, segment,
     x_stride, x_scale_stride, weight_stride, scale_stride, out_stride,
-    FORMAT: tl.constexpr, SCALE_ROWS: tl.constexpr, PARTIAL: tl.constexpr,
+    FORMAT: tl.constexpr, SCALE_ROWS: tl.constexpr,
+    CODES: tl.constexpr, ZERO: tl.constexpr, MINIMUMS: tl.constexpr, GROUP: tl.constexpr, PARTIAL: tl.constexpr,
     HAS_BIAS: tl.constexpr, ACT: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr,
     EVEN: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
@@ -38,7 +50,8 @@ def matmul_kernel(
             x, indices, row_mask, x_stride, x_scales, x_scale_stride,
             weight, outputs, output_mask, weight_stride, scales, scale_stride,
             begin, tl.minimum(begin + segment, size_in), size_in,
-            FORMAT, SCALE_ROWS, BLOCK_O, BLOCK_T, BLOCK_K, EVEN, INTERPRETED,
+            minimums, factors, table, FORMAT, SCALE_ROWS, CODES, ZERO, MINIMUMS, GROUP,
+            BLOCK_O, BLOCK_T, BLOCK_K, EVEN, INTERPRETED,
         )  # fmt: skip
         target = out + (part * rows + indices)[:, None] * size_out + outputs[None, :]
         tl.store(target, tl.trans(sums), mask=mask)
@@ -51,7 +64,8 @@ def matmul_kernel(
                 x, indices, row_mask, x_stride, x_scales, x_scale_stride,
                 weight, outputs, output_mask, weight_stride, scales, scale_stride,
                 part * segment, tl.minimum((part + 1) * segment, size_in), size_in,
-                FORMAT, SCALE_ROWS, BLOCK_O, BLOCK_T, BLOCK_K, EVEN, INTERPRETED,
+                minimums, factors, table, FORMAT, SCALE_ROWS, CODES, ZERO, MINIMUMS, GROUP,
+                BLOCK_O, BLOCK_T, BLOCK_K, EVEN, INTERPRETED,
             )  # fmt: skip
         values = finish(
             tl.trans(total), indices, row_mask, x_scales, outputs, output_mask, scales, bias, FORMAT, HAS_BIAS, ACT
@@ -90,6 +104,7 @@ def matmul(
     x_scales: Tensor | None = None,
     scales: Tensor | None = None,
     scale_rows: int = 1,
+    groups: Groups | None = None,
     bias: Tensor | None = None,
     act: str | None = None,
 ) -> Tensor:
@@ -97,19 +112,22 @@ def matmul(
 
     Args:
         x: (rows, size_in), last stride 1.
-        weight: (size_out, size_in), or (size_out, bytes) for the kind "int4"; last stride 1.
+        weight: (size_out, size_in), or (size_out, bytes) for the kind "int4"; last stride 1. For the kind "groups" see
+            `quire.kernels.triton.groups`.
         out: (rows, size_out), written to; last stride 1.
         kind: a format of `products`.
         x_scales: (rows,) float32, or (rows, ceil(size_in / 128)) for the kind "blocks".
         scales: float32: (size_out,); (size_out, groups) for "int4"; (ceil(size_out / scale_rows), groups) for "blocks".
+            For "groups" float16, (groups, size_out).
         scale_rows: outputs that share a scale, for the kind "blocks".
+        groups: what the kind "groups" needs beside that.
         bias: (size_out,) of any floating-point dtype.
         act: "silu", "gelu", "gelu_tanh", "quick_gelu" or "relu".
 
     Returns:
         out.
     """
-    (rows, size_in), size_out = x.shape, len(weight)
+    (rows, size_in), size_out = x.shape, out.shape[1]
     if not rows or not size_out:
         return out
     block = block_inputs(x, kind)
@@ -125,12 +143,14 @@ def matmul(
     none = x  # where the kernel reads nothing
     grid = (-(-size_out // tiles["BLOCK_O"]) * -(-rows // tiles["BLOCK_T"]), segments if partial else 1)
     matmul_kernel[grid](
-        x, none if x_scales is None else x_scales, weight, none if scales is None else scales,
-        none if bias is None else bias, target, rows, size_out, size_in, segments, segment,
-        x.stride(0), 0 if x_scales is None else x_scales.stride(0),
-        weight.stride(0), 0 if scales is None else scales.stride(0), out.stride(0),
-        FORMAT=kind, SCALE_ROWS=scale_rows, PARTIAL=partial, HAS_BIAS=bias is not None, ACT=act,
-        BLOCK_K=block, EVEN=size_in % block == 0, INTERPRETED=gpu.is_interpreted(), **tiles,
+        x=x, x_scales=none if x_scales is None else x_scales, weight=weight, scales=none if scales is None else scales,
+        bias=none if bias is None else bias, out=target, rows=rows, size_out=size_out, size_in=size_in,
+        segments=segments, segment=segment,
+        x_stride=x.stride(0), x_scale_stride=0 if x_scales is None else x_scales.stride(0),
+        weight_stride=weight.stride(0), scale_stride=0 if scales is None else scales.stride(0),
+        out_stride=out.stride(0), FORMAT=kind, SCALE_ROWS=scale_rows, PARTIAL=partial, HAS_BIAS=bias is not None,
+        ACT=act, **group_arguments(groups, none), BLOCK_K=block, EVEN=size_in % block == 0,
+        INTERPRETED=gpu.is_interpreted(), **tiles,
     )  # fmt: skip
     if partial:
         add_segments_kernel[(rows, -(-size_out // _REDUCED))](
@@ -149,17 +169,20 @@ _ARGUMENTS = dict.fromkeys(
 )  # fmt: skip
 
 
-def _variant(x: str, weight: str, kind: str, rows: int, *, partial: bool) -> KernelVariant:
+def _variant(x: str, weight: str, kind: str, rows: int, *, partial: bool, **groups: Any) -> KernelVariant:
     tiles = tile_sizes(rows, torch.device("cpu"), kind, _BITS[x])
     sums = "*i32" if x == "i8" else "*fp32"
-    pointers = {"x": f"*{x}", "x_scales": "*fp32", "weight": f"*{weight}", "scales": "*fp32", "bias": "*fp32"}
+    pointers = {
+        "x": f"*{x}", "x_scales": "*fp32", "weight": f"*{weight}", "scales": "*fp16" if groups else "*fp32",
+        "minimums": "*fp16", "factors": "*fp32", "table": "*fp32", "bias": "*fp32",
+    }  # fmt: skip
     return KernelVariant(
         matmul_kernel,
         {**pointers, "out": sums if partial else "*bf16", **_ARGUMENTS},
         {
-            "FORMAT": kind, "SCALE_ROWS": 1, "PARTIAL": partial, "HAS_BIAS": not partial,
+            "FORMAT": kind, "SCALE_ROWS": 1, **group_constants(**groups), "PARTIAL": partial, "HAS_BIAS": not partial,
             "ACT": None if partial else "gelu", "BLOCK_O": tiles["BLOCK_O"], "BLOCK_T": tiles["BLOCK_T"],
-            "BLOCK_K": 128 if kind == "int4" else 1024 // _BITS[x], "EVEN": True, "INTERPRETED": False,
+            "BLOCK_K": 128 if kind in ("int4", "groups") else 1024 // _BITS[x], "EVEN": True, "INTERPRETED": False,
         },
         num_warps=tiles["num_warps"],
         num_stages=tiles["num_stages"],
@@ -177,6 +200,11 @@ VARIANTS = [
     _variant("i8", "i8", "scaled", 1024, partial=False),
     _variant("fp8e4nv", "fp8e4nv", "scaled", 1024, partial=False),
     _variant("fp8e4nv", "fp8e4nv", "blocks", 1024, partial=False),
+    _variant("bf16", "u8", "groups", 1, partial=True, codes="int4", zero=8, group=128),
+    _variant("bf16", "u8", "groups", 1024, partial=False, codes="int4", minimums=True, group=32),
+    _variant("bf16", "u8", "groups", 1, partial=True, codes="e2m1", group=16),
+    _variant("bf16", "u8", "groups", 1024, partial=False, codes="table", group=64),
+    _variant("bf16", "u8", "groups", 1024, partial=False, codes="int8", group=16),
     KernelVariant(
         add_segments_kernel,
         {"sums": "*i32", "x_scales": "*fp32", "scales": "*fp32", "bias": "*fp32", "out": "*bf16", "rows": "i32",

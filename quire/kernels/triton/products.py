@@ -7,6 +7,8 @@ Formats of weights (size_out, size_in), and of the rows that they are multiplied
   with. Of 128 inputs, the codes of the first group are the low halves of 64 bytes; a code is the integer plus 8.
 - "scaled": both int8, or both float8_e4m3fn, with a scale for each output and one for each row.
 - "blocks": both float8_e4m3fn; 128 inputs of a row share a scale, and 128 inputs of `SCALE_ROWS` outputs do.
+- "groups": what checkpoints have: 4 or 8 bits whose groups of inputs share a scale, in the layout of
+  `quire.kernels.triton.groups`. Values are rounded to the rows' dtype, as if the weight had been dequantized before.
 
 A tile is (outputs, rows): outputs take the side of the tensor cores' instructions that is at least 64 wide, so that the
 same instructions compute a row in a tile of 16 rows as in one of 128. A sum over inputs is cut into segments, whose
@@ -16,12 +18,15 @@ sums are added in their order. The cuts depend on the weight only; a launch for 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.groups import Groups
+from quire.kernels.triton.groups import group_codes, group_values
 from quire.kernels.triton.tuning import config
 
 GROUP = 64  # inputs of 4-bit weights that share a scale
@@ -36,18 +41,27 @@ _MIN_SEGMENT = 512  # inputs
 def tile_product(
     x, x_rows, row_mask, x_stride, x_scales, x_scale_stride,
     weight, outputs, output_mask, weight_stride, scales, scale_stride, begin, end, size_in,
-    FORMAT: tl.constexpr, SCALE_ROWS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr,
-    EVEN: tl.constexpr, INTERPRETED: tl.constexpr,
+    minimums, factors, table,
+    FORMAT: tl.constexpr, SCALE_ROWS: tl.constexpr,
+    CODES: tl.constexpr, ZERO: tl.constexpr, MINIMUMS: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_O: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Sums over the inputs from `begin` to `end`: (BLOCK_O, BLOCK_T), int32 for int8 rows, otherwise float32.
 
     x_rows (BLOCK_T,) int64 are the rows of x; outputs (BLOCK_O,) int64 those of the weight. EVEN: size_in is a multiple
-    of BLOCK_K, so no loads are masked along the inputs.
+    of BLOCK_K, so no loads are masked along the inputs. What `minimums`, `factors` and `table` are, and the constants
+    that follow SCALE_ROWS, is said in `quire.kernels.triton.groups`.
     """
     if FORMAT == "int4":
         acc = _int4_product(
             x, x_rows, row_mask, x_stride, weight, outputs, output_mask, weight_stride, scales, scale_stride,
             begin, end, size_in, BLOCK_O, BLOCK_T, EVEN, INTERPRETED,
+        )  # fmt: skip
+    elif FORMAT == "groups":
+        acc = _group_product(
+            x, x_rows, row_mask, x_stride, weight, outputs, output_mask, weight_stride, scales, scale_stride,
+            minimums, factors, table, begin, end, size_in,
+            CODES, ZERO, MINIMUMS, GROUP, BLOCK_O, BLOCK_T, EVEN, INTERPRETED,
         )  # fmt: skip
     elif FORMAT == "blocks":
         acc = _blocks_product(
@@ -126,6 +140,32 @@ def _int4_product(
 
 
 @triton.jit
+def _group_product(
+    x, x_rows, row_mask, x_stride, weight, outputs, output_mask, weight_stride, scales, scale_stride,
+    minimums, factors, table, begin, end, size_in,
+    CODES: tl.constexpr, ZERO: tl.constexpr, MINIMUMS: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_O: tl.constexpr, BLOCK_T: tl.constexpr, EVEN: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """Weights are dequantized in the tile."""
+    acc = tl.zeros((BLOCK_O, BLOCK_T), dtype=tl.float32)
+    inner = tl.arange(0, 64)
+    factor = tl.load(factors + outputs, mask=output_mask, other=0.0)
+    for start in tl.range(begin, end, 128):
+        codes = group_codes(weight, outputs, output_mask, weight_stride, start // (64 if CODES == "int8" else 128))
+        for half in tl.static_range(2):
+            inputs = start + half * 64
+            if CODES == "int8" and half == 1:
+                codes = group_codes(weight, outputs, output_mask, weight_stride, inputs // 64)
+            w = group_values(
+                codes, inputs, outputs, output_mask, scales, minimums, scale_stride, factor, table,
+                half, CODES, ZERO, MINIMUMS, GROUP, BLOCK_O,
+            )  # fmt: skip
+            rows = _load(x, x_rows, row_mask, x_stride, inputs + inner, size_in, EVEN)
+            acc = _dot(w.to(rows.dtype), rows, acc, INTERPRETED)
+    return acc
+
+
+@triton.jit
 def _blocks_product(
     x, x_rows, row_mask, x_stride, x_scales, x_scale_stride,
     weight, outputs, output_mask, weight_stride, scales, scale_stride, begin, end, size_in,
@@ -175,9 +215,29 @@ def _activated(x, ACT: tl.constexpr):
     return x
 
 
+def group_constants(
+    codes: str | None = None, zero: int = 0, *, minimums: bool = False, group: int = 0
+) -> Mapping[str, Any]:
+    """The constants of kernels that only weights in groups need; see `quire.kernels.triton.groups`."""
+    return {"CODES": codes, "ZERO": zero, "MINIMUMS": minimums, "GROUP": group}
+
+
+def group_arguments(groups: Groups | None, none: Tensor) -> Mapping[str, Any]:
+    """The arguments of kernels that only weights in groups need. `none`: where the kernel reads nothing."""
+    if groups is None:
+        return {"minimums": none, "factors": none, "table": none, **group_constants()}
+    has_minimums = groups.minimums is not None
+    return {
+        "minimums": none if groups.minimums is None else groups.minimums,
+        "factors": groups.factors,
+        "table": none if groups.table is None else groups.table,
+        **group_constants(groups.codes, groups.zero, minimums=has_minimums, group=groups.group),
+    }
+
+
 def block_inputs(x: Tensor, kind: str) -> int:
-    """Inputs of a tile: 128 bytes of a row."""
-    return _PAIR if kind == "int4" else BLOCK_INPUTS // x.itemsize
+    """Inputs of a tile: 128 bytes of a row, or those of weights whose tiles are unpacked."""
+    return _PAIR if kind in ("int4", "groups") else BLOCK_INPUTS // x.itemsize
 
 
 def segment_inputs(size_out: int, size_in: int, block: int) -> tuple[int, int]:

@@ -131,16 +131,35 @@ def test_tuning_of_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert {"decode", "prefill", "varlen"} < stored.keys()
 
 
-def test_products(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def small_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul, "LINEARS", (matmul.Shape("tiny", "qkv", 128, 96),))
     monkeypatch.setattr(matmul, "MOES", (matmul.MoEShape("tiny", 64, 32, 4, 2),))
     monkeypatch.setattr(matmul, "WEIGHT_BYTES", 1)
     monkeypatch.setattr(matmul, "SIZE", 32)
     monkeypatch.setattr(matmul.Rates, "measured", lambda bf16: matmul.Rates(bf16, bf16, bf16, bf16))
+
+
+@pytest.mark.usefixtures("small_products")
+def test_products(tmp_path: Path) -> None:
     with gpu.interpreted():
         matmul.main(["--out", str(tmp_path / "report.json"), "--rows", "1", "3"])
     rows = results_of(tmp_path / "report.json")
     assert len(rows) == 2 * (5 + 1 + 5)
+
+
+@pytest.mark.usefixtures("small_products")
+@pytest.mark.parametrize(
+    "names",
+    [pytest.param(("Q4_K",), id="one"), pytest.param(tuple(matmul.GROUP_FORMATS), id="all", marks=pytest.mark.slow)],
+)
+def test_products_with_groups(names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul, "GROUP_FORMATS", {name: matmul.GROUP_FORMATS[name] for name in names})
+    monkeypatch.setattr(matmul, "MOES", (matmul.MoEShape("tiny", 128, 128, 2, 1),))
+    with gpu.interpreted():
+        matmul.main(["--groups", "--models", "tiny", "--out", str(tmp_path / "report.json"), "--rows", "1"])
+    rows = results_of(tmp_path / "report.json")
+    assert len(rows) == 2 + 2 * len(names)
 
 
 def test_small_ops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

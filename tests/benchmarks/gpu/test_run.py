@@ -46,7 +46,8 @@ def test_the_most_valuable_comes_first(run: Path) -> None:
     assert status == 0
     engine, summary = "benchmarks.gpu.engine", f"benchmarks.gpu.summary {run / 'out'}"
     expected = ["pytest -c", f"{engine} llama-3-8b", summary, f"{engine} llama-3-8b", summary, "pytest -c"]
-    assert called == [*expected, *(f"benchmarks.gpu.{name} --out" for name in ("small_ops", "matmul", "attention"))]
+    kernels = [f"benchmarks.gpu.{name} --out" for name in ("small_ops", "matmul", "attention")]
+    assert called == [*expected, *kernels, "benchmarks.gpu.matmul --groups"]
 
 
 def test_a_part_that_fails_does_not_stop_the_others(run: Path) -> None:
@@ -78,7 +79,7 @@ def test_each_benchmark_of_kernels_has_its_time(run: Path) -> None:
 def test_an_unknown_part_is_named(run: Path) -> None:
     status, output, _ = calls(run, "kernel")
     assert status == 2
-    assert "unknown part kernel: smoke, engine, peer, tests, kernels and tune are known" in output
+    assert "unknown part kernel: smoke, engine, peer, tests, kernels, groups and tune are known" in output
 
 
 def test_all_files_of_the_script_exist() -> None:

@@ -36,7 +36,7 @@ class ExpertLinear(Linear):
         super().__init__(size_in, *parts, bias=bias)
         self._stack = stack
         self._index = index
-        self._stacked_bytes = 0
+        self._is_stacked = False
 
     @override
     def pack_weights(self, quantization: Quantization) -> None:
@@ -46,23 +46,31 @@ class ExpertLinear(Linear):
             self.use(GpuWeight(format_weight(self.weight, quantization)))
 
     @override
+    def can_use(self, packed: PackedWeight) -> bool:
+        if self.weight is None or not can_stack(self.weight):
+            return super().can_use(packed)
+        # one tensor with the inputs in their order: the products of all experts read the same rows
+        groups = packed.data.groups if isinstance(packed, GpuWeight) else None
+        return groups is not None and groups.order is None
+
+    @override
     def use(self, packed: PackedWeight | None) -> None:
         if not isinstance(packed, GpuWeight):
             super().use(packed)
             return
-        if self._stack.is_used and self._stack.data.kind != packed.data.kind:
+        if not self._stack.accepts(packed.data):
             raise UnsupportedModel(
                 f"the weights of a layer's experts are {self._stack.data.kind} and {packed.data.kind}: on GPUs all "
                 "experts need the same format"
             )
         self._stack.put(self._index, packed.data)
-        self._stacked_bytes = packed.nbytes
+        self._is_stacked = True
         self.weight = None
 
     @property
     @override
     def packed_bytes(self) -> int:
-        return self._stacked_bytes or super().packed_bytes
+        return self._stack.nbytes_per_expert if self._is_stacked else super().packed_bytes
 
 
 class Expert(nn.Module):
