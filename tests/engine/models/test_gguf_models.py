@@ -32,7 +32,7 @@ from tests.support.gguf_models import ARCHITECTURES, JINA, write_gguf
 from tests.support.hf_encoders import hidden_states, make_encoder, pool, random_text
 from tests.support.jina import JinaBert
 from tests.support.models import make_model, save_model
-from tests.support.variants import covering, slow_but
+from tests.support.variants import slow_but
 
 TOKENS = 12
 Q4_0 = gguf.GGMLQuantizationType.Q4_0
@@ -179,7 +179,8 @@ def test_encoders(tmp_path: Path, case: str) -> None:
         np.testing.assert_array_equal(state, other)
 
 
-@pytest.mark.parametrize(("qk_norm", "is_split"), covering([False, True], [False, True]))
+@pytest.mark.parametrize("qk_norm", [False, True], ids=["plain", "qk_norm"])
+@pytest.mark.parametrize("is_split", [False, True], ids=["joined", "split"])
 def test_jina_embedders(tmp_path: Path, *, qk_norm: bool, is_split: bool) -> None:
     """Older files have the gates and the ups of feed-forwards in two tensors."""
     twin = tmp_path / "twin"
