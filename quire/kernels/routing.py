@@ -48,6 +48,16 @@ def _grouped_softmax(
     return chosen, weights / weights.sum(-1, keepdim=True) if renormalize else weights
 
 
+def sigmoid(logits: Tensor) -> Tensor:
+    """The sigmoids of float32 logits, whose bits do not depend on how many tokens there are.
+
+    On CPUs torch's own has other last bits at the end of a tensor, behind its last whole vector.
+    """
+    if logits.device.type != "cpu":
+        return logits.sigmoid()
+    return torch.stack([logits, torch.zeros_like(logits)], -1).softmax(-1)[..., 0]
+
+
 def grouped_sigmoid(
     logits: Tensor, bias: Tensor, top_k: int, *, groups: int, top_groups: int, scale: float, renormalize: bool
 ) -> tuple[Tensor, Tensor]:
@@ -80,7 +90,7 @@ def reference_sigmoid(
     logits: Tensor, bias: Tensor, top_k: int, *, groups: int, top_groups: int, scale: float, renormalize: bool
 ) -> tuple[Tensor, Tensor]:
     """`grouped_sigmoid` in torch."""
-    scores = logits.sigmoid()
+    scores = sigmoid(logits)
     grouped = (scores + bias).unflatten(-1, (groups, -1))
     best = grouped.topk(2, -1).values.sum(-1).topk(top_groups, -1).indices
     selected = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter_(-1, best, value=True)

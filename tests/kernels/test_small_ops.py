@@ -15,6 +15,7 @@ from quire.kernels.projected_heads import CosSin, ProjectedHeads, QKNormWeights
 from quire.kernels.qk_norm_rope import qk_norm_rope
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.rope import apply_rope
+from quire.kernels.routing import sigmoid
 from quire.kernels.softcap import softcap
 from quire.kernels.take_rows import take_rows
 
@@ -140,3 +141,11 @@ def test_compiled_rope_of_heads_of_72_elements(dtype: torch.dtype) -> None:
 
 def test_softcap() -> None:
     assert softcap(torch.tensor(3.0), 2.0).item() == pytest.approx(2 * math.tanh(1.5))
+
+
+def test_the_bits_of_sigmoids_do_not_depend_on_how_many_there_are() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(1000, 1) * 3
+    values = sigmoid(logits)
+    assert torch.equal(values, torch.cat([sigmoid(logit[None]) for logit in logits]))
+    torch.testing.assert_close(values, logits.double().sigmoid().float())

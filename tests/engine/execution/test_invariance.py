@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from quire.config.options import ModelOptions
 from quire.engine.client.sampling_params import SamplingParams
+from quire.kernels import native
 from tests.support.deferred import DeferredExecutor
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.invariance import SCHEDULES, VARIANTS, alone, mask, together, workload
@@ -19,33 +21,42 @@ from tests.support.variants import covering, slow_but
 # One of each kind of attention and cache: plain, windowed with softcap, sinks with experts, latent, keys that change
 # when a sequence has become long, and the fallback.
 CASES = ("llama", "gemma2", "gpt_oss", "deepseek_v3", "phi3-longrope", "gpt2")
+# Share their attention with one of these, and differ in what chooses and scales experts.
+ROUTERS = ("qwen2_moe", "deepseek_v2")
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=slow_but([*CASES, *ROUTERS], *CASES))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     layers = {"n_layer" if request.param == "gpt2" else "num_hidden_layers": 2}
     return save_model(make_model(request.param, **layers), tmp_path_factory.mktemp("model"))
 
 
 @pytest.mark.parametrize("seed", slow_but([1, 2], 1))
-@pytest.mark.parametrize(("folder", "schedule"), covering(CASES, [*SCHEDULES, *VARIANTS]), indirect=["folder"])
+@pytest.mark.parametrize(
+    ("folder", "schedule"), covering([*CASES, *ROUTERS], [*SCHEDULES, *VARIANTS]), indirect=["folder"]
+)
 def test_tokens_do_not_depend_on_the_schedule(folder: Path, schedule: str, seed: int) -> None:
     engine = Engine(folder, **{**SCHEDULES, **VARIANTS}[schedule])
     assert together(engine, workload(seed), seed) == alone(folder, seed)
 
 
-@pytest.mark.parametrize("folder", slow_but(CASES, "llama", "gpt_oss"), indirect=True)
+@pytest.mark.parametrize("folder", slow_but([*CASES, *ROUTERS], "llama", "gpt_oss"), indirect=True)
 def test_tokens_do_not_depend_on_the_number_of_threads(folder: Path) -> None:
     with threads(3):
         assert together(Engine(folder), workload(1), 1) == alone(folder, 1)
 
 
+PREEMPTION: list[dict[str, Any]] = [
+    {},
+    {"in_flight": 2},
+    {"in_flight": 3, "speculative_method": "ngram"},
+    {"device": "reference"},
+]
+
+
 @pytest.mark.parametrize(
     ("folder", "variant"),
-    covering(
-        CASES,
-        [{}, {"in_flight": 2}, {"in_flight": 3, "speculative_method": "ngram"}, {"device": "reference"}],
-    ),
+    [*covering(CASES, PREEMPTION), *slow_but(product(ROUTERS, PREEMPTION))],
     indirect=["folder"],
 )
 def test_tokens_do_not_depend_on_preemption(folder: Path, variant: dict[str, Any]) -> None:
@@ -62,6 +73,22 @@ def test_tokens_do_not_depend_on_preemption(folder: Path, variant: dict[str, Any
     )
     assert together(engine, workload(3), 3) == alone(folder, 3)
     assert engine.preemptions > 0
+
+
+@pytest.mark.skipif(native.instructions() is None, reason="torch's products sum in another order with more rows")
+@pytest.mark.parametrize("folder", slow_but(["gpt_oss", "deepseek_v3", *ROUTERS], *ROUTERS), indirect=True)
+def test_bits_in_bfloat16_do_not_depend_on_the_batch(folder: Path) -> None:
+    """The log probabilities of tokens are the same in a batch whose rows share experts."""
+    model = ModelOptions(dtype="bfloat16")
+    requests = [(random_prompt(seed, 5 + 7 * seed), greedy(12, logprobs=3)) for seed in range(5)]
+    batch = Engine(folder, model=model)
+    for index, request in enumerate(requests):
+        batch.add(f"r{index}", *request)
+    batch.run()
+    single = Engine(folder, model=model)
+    for index, request in enumerate(requests):
+        outputs = zip(batch.results[f"r{index}"].outputs, single.generate(*request).outputs, strict=True)
+        assert all(beside_others.logprobs == by_itself.logprobs for beside_others, by_itself in outputs)
 
 
 def test_steps_are_submitted_before_earlier_ones_have_finished(folder: Path) -> None:
@@ -100,9 +127,12 @@ def test_a_prefix_hit_gives_the_same_tokens(folder: Path) -> None:
     assert again.tokens == first.tokens
 
 
+SPECULATION: list[dict[str, Any]] = [{}, {"temperature": 1.2, "seed": 5}, {"repetition_penalty": 1.4, "logprobs": 2}]
+
+
 @pytest.mark.parametrize(
     ("folder", "fields"),
-    covering(CASES, [{}, {"temperature": 1.2, "seed": 5}, {"repetition_penalty": 1.4, "logprobs": 2}]),
+    [*covering(CASES, SPECULATION), *slow_but(product(ROUTERS, SPECULATION))],
     indirect=["folder"],
 )
 def test_speculation_does_not_change_tokens(folder: Path, fields: dict[str, Any]) -> None:

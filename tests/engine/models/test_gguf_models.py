@@ -19,7 +19,7 @@ from transformers import AutoModelForSequenceClassification
 from quire.config.options import ModelOptions, ParallelOptions
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.models.checkpoint.formats import stored_groups
-from quire.engine.models.checkpoint.gguf.architectures import CONFIGS
+from quire.engine.models.checkpoint.gguf.architectures import CONFIGS, EMBEDDING, EXPERTS
 from quire.engine.models.checkpoint.gguf.folder import gguf_models, model_folder
 from quire.engine.models.errors import BrokenFolder, ModelError, UnknownArchitecture, UnsupportedModel
 from quire.engine.models.layers.linear import Linear
@@ -280,12 +280,14 @@ def test_pooling_of_the_file_decides_what_the_model_does(tmp_path: Path) -> None
     assert "embed" in pooler.tasks
 
 
-def write_header(path: Path, metadata: dict[str, Any], architecture: str = "llama") -> Path:
+def write_header(
+    path: Path, metadata: dict[str, Any], architecture: str = "llama", tensor: str = EMBEDDING, *shape: int
+) -> Path:
     """Write a file of an architecture with some metadata, and one tensor."""
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in metadata.items():
         (writer.add_uint32 if isinstance(value, int) else writer.add_string)(key, value)
-    writer.add_tensor("token_embd.weight", np.zeros((4, 32), np.float32))
+    writer.add_tensor(tensor, np.zeros(shape or (4, 32), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -314,6 +316,13 @@ def test_metadata_that_is_missing_or_wrong_is_named(tmp_path: Path, case: str) -
     metadata, error, message = REFUSED[case]
     with pytest.raises(error, match=message):
         model_folder(write_header(tmp_path / "m.gguf", metadata))
+
+
+def test_experts_that_are_no_matrices_are_named(tmp_path: Path) -> None:
+    """The size of experts is that of their weights, in files that leave it out."""
+    path = write_header(tmp_path / "m.gguf", {}, "qwen2moe", EXPERTS, 64)
+    with pytest.raises(BrokenFolder, match=r"ffn_up_exps\.weight must be a matrix or a stack of them.* \(64,\)"):
+        model_folder(path)
 
 
 def test_scalings_that_are_not_known_are_refused(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_towers_of_other_types_are_not_used(
 LLAVAS: dict[str, tuple[dict[str, Any], str, str]] = {
     "with another tower": ({}, "v.class_embd", "'mlp' with a tower other than CLIP"),
     "of another layer": ({"clip.vision.feature_layer": [0, 1]}, "", r"clip\.vision\.feature_layer is \[0, 1\]"),
-    "of another width": ({}, "mm.2.weight", r"has no tensor mm\.2\.weight"),
+    "without its last layer": ({}, "mm.2.weight", r"has no tensor mm\.2\.weight"),
 }
 
 

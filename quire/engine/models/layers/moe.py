@@ -25,7 +25,7 @@ from quire.kernels.activation import act_and_mul, clamped_swiglu
 from quire.kernels.experts import can_stack, run_experts
 from quire.kernels.gpu_weights import GpuWeight, StackedWeights, format_weight
 from quire.kernels.linear import PackedWeight, Quantization, pack_exact_weight
-from quire.kernels.routing import grouped_sigmoid, softmax_top_k
+from quire.kernels.routing import grouped_sigmoid, sigmoid, softmax_top_k
 
 
 class ExpertLinear(Linear):
@@ -149,7 +149,7 @@ class MoELayer(nn.Module):
 
     def _run_shared(self, x: Tensor, shared: GatedMLPLayer) -> Tensor:
         out: Tensor = shared(x)
-        return out if self.shared_gate is None else out * self.shared_gate.logits(x).sigmoid().to(out.dtype)
+        return out if self.shared_gate is None else out * sigmoid(self.shared_gate.logits(x)).to(out.dtype)
 
     def _run(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Expert by expert, of those that some token has chosen."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,16 @@ from tests.support.models import make_model, save_model
 from tests.support.parallel import EP, PP, TP, running
 from tests.support.variants import covering, slow_but
 
-RANKS = {"llama": TP, "gpt_oss": EP, "deepseek_v3": {**TP, **PP}, "gemma2": PP}
+RANKS = {
+    "llama": TP,
+    "gpt_oss": EP,
+    "deepseek_v3": {**TP, **PP},
+    "gemma2": PP,
+    "qwen2_moe": EP,
+    "deepseek_v2": {**TP, **PP},
+}
+ROUTERS = ("qwen2_moe", "deepseek_v2")  # differ from the others in what chooses and scales experts
+QUICK = [case for case in RANKS if case not in ROUTERS]
 SCHEDULES: dict[str, dict[str, Any]] = {
     "batched": {},
     "small chunks": {"max_num_batched_tokens": 7, "max_num_seqs": 4},
@@ -28,7 +38,9 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return save_model(make_model(request.param), tmp_path_factory.mktemp("model")), RANKS[request.param]
 
 
-@pytest.mark.parametrize(("model", "schedule"), covering(RANKS, SCHEDULES), indirect=["model"])
+@pytest.mark.parametrize(
+    ("model", "schedule"), [*covering(QUICK, SCHEDULES), *slow_but(product(ROUTERS, SCHEDULES))], indirect=["model"]
+)
 def test_tokens_do_not_depend_on_the_schedule(model: tuple[Path, dict[str, Any]], schedule: str) -> None:
     folder, parallel = model
     with running(folder, parallel, **SCHEDULES[schedule]) as engine:
@@ -56,8 +68,9 @@ def test_drafts_are_verified(tmp_path: Path) -> None:
         assert engine.drafted > 0
 
 
-def test_bits_in_bfloat16_do_not_depend_on_the_batch(tmp_path: Path) -> None:
-    folder = save_model(make_model("qwen3_moe").bfloat16(), tmp_path)
+@pytest.mark.parametrize("case", slow_but(["qwen3_moe", *ROUTERS], "qwen3_moe"))
+def test_bits_in_bfloat16_do_not_depend_on_the_batch(case: str, tmp_path: Path) -> None:
+    folder = save_model(make_model(case).bfloat16(), tmp_path)
     options: dict[str, Any] = {"model": ModelOptions(dtype="bfloat16")}
     prompts = [random_prompt(seed, 5 + 7 * seed) for seed in range(5)]
     with running(folder, {"tensor_parallel_size": 2}, **options) as engine:

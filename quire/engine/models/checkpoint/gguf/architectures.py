@@ -179,7 +179,7 @@ def _qwen2moe(facts: GgufFacts) -> Config:
     sizes = {}
     for name, tensor in (("expert_feed_forward_length", EXPERTS), ("expert_shared_feed_forward_length", SHARED)):
         stored = facts.optional_integer(f".{name}")
-        sizes[tensor] = facts.shape(tensor)[-2] if stored is None else stored
+        sizes[tensor] = facts.rows(tensor) if stored is None else stored
     return _rms_decoder(
         facts,
         "qwen2_moe",

@@ -123,6 +123,13 @@ class GgufFacts:
             raise BrokenFolder(f"{self.file} has no tensor {tensor}")
         return self.shapes[tensor]
 
+    def rows(self, tensor: str) -> int:
+        """The rows of a matrix, or of each in a stack of matrices; raises BrokenFolder if the tensor is neither."""
+        shape = self.shape(tensor)
+        if len(shape) < 2:
+            raise BrokenFolder(f"{self.file}: {tensor} must be a matrix or a stack of them, but its shape is {shape}")
+        return shape[-2]
+
     def _value(self, key: str) -> Any:
         return self.metadata.get(self._full(key))
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.engine.models.checkpoint.gguf.facts import GgufFacts
 from quire.engine.models.checkpoint.gguf.projector import NEWLINES, PATCHES, deepstack_layers, is_llava_next, kind_of
-from quire.engine.models.checkpoint.gguf.tensor_names import Piece, halves, without
+from quire.engine.models.checkpoint.gguf.tensor_names import Piece, halves, joined, without
 
 _TENSOR = re.compile(r"(?:(?P<part>v\.blk|v\.deepstack)\.(?P<layer>\d+)\.)?(?P<module>[\w.]+?)\.(?P<kind>weight|bias)")
 _SECOND_FRAME = f"{PATCHES}.1"
@@ -194,7 +194,7 @@ class ProjectorNames:
         name = f"{name.removeprefix('.')}.{kind}"
         if self._is_qwen and module == "attn_q":
             others = tuple(f"v.blk.{layer}.{side}.{kind}" for side in _JOINED)
-            return [Piece(name, make=_joined, others=others)]
+            return [Piece(name, make=joined, others=others)]
         if self._rules.pairs and module in ("attn_q", "attn_k"):
             heads = self._facts.integer(".vision.attention.head_count")
             return [Piece(name, rows=halves(self._facts.shape(tensor)[0], heads))]
@@ -245,10 +245,6 @@ def _feed_forwards(facts: GgufFacts) -> Mapping[str, str]:
     width = facts.optional_integer(".vision.embedding_length")
     is_swapped = len(shape) == 2 and shape[1] == width != shape[0]
     return {"ffn_up": "ffn_down", "ffn_down": "ffn_up"} if is_swapped else {}
-
-
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([*tensors])
 
 
 def _frames(tensors: Sequence[Tensor]) -> Tensor:

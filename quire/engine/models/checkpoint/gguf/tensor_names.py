@@ -260,7 +260,7 @@ class GgufNames:
             and (gate := tensor.replace(".ffn_up.", ".ffn_gate.")) != tensor
             and gate in self._facts.shapes
         ):
-            make = _joined if self._has_ups_first else _joined_backwards
+            make = joined if self._has_ups_first else _joined_backwards
             return replace(piece, make=make, others=(gate,))
         if module == "position_embd" and (offset := roberta_offset(self._facts)):
             return replace(piece, make=partial(_behind_zeros, offset))
@@ -315,7 +315,8 @@ def without(offset: float, tensors: Sequence[Tensor]) -> Tensor:
     return tensors[0].float() - offset
 
 
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """The rows of several tensors, one behind the other."""
     return torch.cat([*tensors])
 
 
