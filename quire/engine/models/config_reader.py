@@ -45,7 +45,8 @@ class ConfigReader:
     def start(self, folders: Sequence[Path], options: ReadingOptions) -> None:
         """Read the configs of folders; `next` waits for each of them."""
         self._left = len(folders)
-        self._connection.send((list(folders), options._replace(overrides=dict(options.overrides))))
+        with suppress(ConnectionError):  # the process has ended, as `next` says
+            self._connection.send((list(folders), options._replace(overrides=dict(options.overrides))))
 
     def next(self) -> ModelConfig:
         """Wait for the config of the next folder.
@@ -55,7 +56,7 @@ class ConfigReader:
         """
         try:
             result: ModelConfig | ModelError = self._connection.recv()
-        except EOFError as error:
+        except (EOFError, ConnectionError) as error:
             raise BrokenFolder("the process that reads model configs ended unexpectedly") from error
         self._left -= 1
         if not self._left:
