@@ -67,22 +67,23 @@ def import_shapes() -> None:
 
 
 class _ShapesFirst(MetaPathFinder, Loader):
-    """Imports the shapes before the first module of their circle, as torch does, and is not asked again."""
+    """Imports the shapes before the first module of their circle, as torch does."""
+
+    def __init__(self) -> None:
+        self._has_begun = False
 
     @override
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None, /
     ) -> ModuleSpec | None:
-        if fullname not in _CIRCLE:
-            return None
-        with suppress(ValueError):  # another thread has removed it
-            sys.meta_path.remove(self)
-        import_shapes()
-        return ModuleSpec(fullname, self) if fullname in sys.modules else None
+        return None if self._has_begun or fullname not in _CIRCLE else ModuleSpec(fullname, self)
 
     @override
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return sys.modules[spec.name]  # imported with the shapes
+        # Not in `find_spec`, during which all imports of other threads wait.
+        self._has_begun = True
+        import_shapes()
+        return importlib.import_module(spec.name)  # by other finders, if the shapes have not
 
     @override
     def exec_module(self, module: ModuleType) -> None:
