@@ -198,7 +198,8 @@ async def test_cancelling_a_job_kills_its_process(tmp_path: Path) -> None:
 
 
 async def test_a_cancelled_job_may_end_where_processes_start_slowly(tmp_path: Path) -> None:
-    async with running_pool(limits=WorkerLimits(1 << 30, 60, 4 << 20), cancelled_seconds=60.0) as pool:
+    limits = WorkerLimits(1 << 30, 60, 4 << 20)
+    async with running_pool(limits=limits, cancelled_seconds=60.0, patience=60.0) as pool:
         pid = await pool.run(("pid", None))
         making = asyncio.create_task(pool.run(("announce", (tmp_path / "begun", ("array", 10)))))
         waiting = asyncio.create_task(pool.run(("exit", 3)))
