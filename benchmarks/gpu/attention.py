@@ -28,6 +28,7 @@ from torch import Tensor
 
 from benchmarks.gpu.limits import GpuLimits, require_gpu, seconds
 from benchmarks.gpu.report import Report
+from quire.kernels import int8_pages
 
 logger = logging.getLogger(__name__)
 
@@ -79,15 +80,15 @@ class Cache:
 
     def __init__(self, shape: Shape, dtype: torch.dtype, sequences: int, positions: int) -> None:
         blocks = -(-positions // BLOCK_SIZE)
-        extra = 4 if dtype is torch.int8 else 0
-        row = (shape.dim + extra) * dtype.itemsize * shape.kv_heads
-        row_of_values = 0 if shape.latent else (shape.value_dim + extra) * dtype.itemsize * shape.kv_heads
+        scales, value_scales = (_scale_bytes(dim, dtype) for dim in (shape.dim, shape.value_dim))
+        row = (shape.dim * dtype.itemsize + scales) * shape.kv_heads
+        row_of_values = 0 if shape.latent else (shape.value_dim * dtype.itemsize + value_scales) * shape.kv_heads
         self.bytes = sequences * positions * (row + row_of_values)
         self.layers = []
         for _ in range(max(2, CACHE_BYTES // self.bytes)):
             keys = _pages(shape.kv_heads, sequences * blocks, shape.dim, dtype)
             if shape.latent:
-                values = keys[..., : shape.value_dim + extra]
+                values = keys[..., scales - value_scales : scales + shape.value_dim]
             else:
                 values = _pages(shape.kv_heads, sequences * blocks, shape.value_dim, dtype)
             self.layers.append((keys, values))
@@ -101,10 +102,17 @@ def _pages(kv_heads: int, blocks: int, dim: int, dtype: torch.dtype) -> Tensor:
     values = torch.randn(blocks, kv_heads, BLOCK_SIZE, dim, device="cuda")
     if dtype is not torch.int8:
         return values.to(dtype).transpose(0, 1)
-    rows = torch.zeros(blocks, kv_heads, BLOCK_SIZE, dim + 16, dtype=torch.int8, device="cuda")
-    rows[..., 16:] = values.mul(30).clamp(-127, 127).to(torch.int8)
-    rows[..., 12:16] = torch.tensor([1 / 30], device="cuda").view(torch.int8)
-    return rows[..., 12:].transpose(0, 1)
+    scales = _scale_bytes(dim, dtype)
+    header = -(-scales // 16) * 16
+    rows = torch.zeros(blocks, kv_heads, BLOCK_SIZE, header + dim, dtype=torch.int8, device="cuda")
+    rows[..., header:] = values.mul(30).clamp(-127, 127).to(torch.int8)
+    rows[..., header - scales : header] = torch.full((scales // 4,), 1 / 30, device="cuda").view(torch.int8)
+    return rows[..., header - scales :].transpose(0, 1)
+
+
+def _scale_bytes(dim: int, dtype: torch.dtype) -> int:
+    """Bytes of scales in front of the elements of a row."""
+    return int8_pages.scale_bytes(dim) if dtype is torch.int8 else 0
 
 
 def decode_calls(shape: Shape, cache: Cache) -> Iterator[Callable[[], object]]:

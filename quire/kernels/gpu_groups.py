@@ -115,7 +115,7 @@ def _by_group(values: Tensor, repeats: int, group: int, size_in: int) -> Tensor:
     """Numbers (size_out, groups) as kernels read them: (groups, size_out) float16, for whole blocks of inputs."""
     if repeats > 1:
         values = values.repeat_interleave(repeats, 1)
-    groups = -(-size_in // _BLOCK) * _BLOCK // group if group < _BLOCK else values.shape[1]
+    groups = -(-(-(-size_in // _BLOCK) * _BLOCK) // group)
     return F.pad(values, (0, groups - values.shape[1])).half().T.contiguous()
 
 

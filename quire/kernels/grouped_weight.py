@@ -132,7 +132,7 @@ def checked_order(order: Tensor, size_in: int) -> Tensor:
     Raises:
         ValueError: it is none.
     """
-    if order.shape != (size_in,) or not torch.equal(order.sort().values, torch.arange(size_in)):
+    if order.shape != (size_in,) or not torch.equal(order.sort().values, torch.arange(size_in, device=order.device)):
         raise ValueError(f"the order of a weight's inputs is not one of {size_in} inputs")
     return order
 

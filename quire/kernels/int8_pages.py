@@ -36,6 +36,5 @@ def quantize_rows(x: Tensor) -> Tensor:
 def dequantize_rows(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """Int8 rows (..., bytes) to (..., dim)."""
     dim = row_dim(rows.shape[-1])
-    scales, quantized = rows.split([rows.shape[-1] - dim, dim], -1)
-    scales = scales.contiguous().view(torch.float32).flip(-1).repeat_interleave(GROUP, -1)[..., :dim]
-    return (quantized.float() * scales).to(dtype)
+    scales = rows[..., : rows.shape[-1] - dim].contiguous().view(torch.float32).flip(-1)
+    return (rows[..., -dim:].float() * scales.repeat_interleave(GROUP, -1)[..., :dim]).to(dtype)

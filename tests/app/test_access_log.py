@@ -82,8 +82,8 @@ async def test_what_is_refused_before_its_endpoint_has_the_ids_of_its_own_span(t
         assert (await server.http.get("/v1/models", headers={"traceparent": PARENT})).status_code == 401
         await until(lambda: log.records)
     logging.getLogger("quire.access").removeHandler(log)
-    ((tree,), (record,)) = trees.trees, log.records
-    assert (record.__dict__["trace_id"], record.__dict__["span_id"]) == (TRACE, tree.context.span_id)
+    ((request,), (record,)) = trees.requests, log.records
+    assert (record.__dict__["trace_id"], record.__dict__["span_id"]) == (TRACE, request.context.span_id)
 
 
 async def test_other_paths_can_be_left_out_and_all_be_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

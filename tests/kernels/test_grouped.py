@@ -275,7 +275,7 @@ def test_replays_of_several_weights_compute_what_their_calls_do() -> None:
     """A replay prefetches the weight of the next call, which may be smaller, and the last of all has none."""
     torch.manual_seed(0)
     sizes = [(200, 256), (20, 200), (300, 20), (256, 300)]
-    weights = [pack(make("int8", size_out, None, size_in)) for size_out, size_in in sizes]
+    weights = [pack(make_groups("int8", size_out, None, size_in)) for size_out, size_in in sizes]
     x = torch.randn(20, 256).bfloat16()
 
     def products(rows: int) -> Tensor:

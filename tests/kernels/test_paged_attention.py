@@ -409,12 +409,12 @@ def test_int8_pages_are_plain_pages_of_their_numbers(dtype: torch.dtype, dim: in
     """Bit for bit. Each 64 elements have a scale: small ones beside large ones are not lost."""
     torch.manual_seed(0)
     lengths = torch.tensor([7, 70])
-    small = [empty_int8(2, size) for size in (dim, value_dim)]
+    small = (empty_int8(2, dim), empty_int8(2, value_dim))
     k, v = (torch.randn(120 * BLOCK, 2, size) for size in (dim, value_dim))
     k[..., 64:] *= 1000
     v[..., 64:] *= 1000
     write_pages(*small, torch.arange(len(k)), k.to(dtype), v.to(dtype))
-    plain = [dequantize_rows(pages, dtype) for pages in small]
+    plain = (dequantize_rows(small[0], dtype), dequantize_rows(small[1], dtype))
     stored = plain[0].flatten(1, 2).transpose(0, 1).float()
     assert (stored - k)[..., :64].abs().amax() < 0.04
     tables, params = torch.randperm(120)[: 2 * 40].view(2, 40).int(), AttentionParams(0.05 if dim == 64 else 1e-6)

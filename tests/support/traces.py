@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from typing_extensions import override
 
+from quire.tracing.requests import RequestTrace
 from quire.tracing.span import Span, SpanQueue, SpanSource, SpanTree
 
 
 class Trees(SpanQueue):
-    """Keeps the spans."""
+    """Keeps the spans, and requests of which spans would be made where they are exported."""
 
     def __init__(self) -> None:
         self.trees: list[SpanTree] = []
+        self.requests: list[RequestTrace] = []
 
     @override
     def put(self, source: SpanSource) -> None:
-        assert isinstance(source, SpanTree)
-        self.trees.append(source)
+        if isinstance(source, RequestTrace):
+            self.requests.append(source)
+        else:
+            assert isinstance(source, SpanTree)
+            self.trees.append(source)
 
     @property
     def spans(self) -> list[Span]:

@@ -66,17 +66,13 @@ def load_scales(rows, seen, START: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.co
     """
     if WIDTH <= SCALE_GROUP:  # columns of one group
         scales = tl.load(rows - START // SCALE_GROUP, mask=seen, other=0.0)[:, None]
-    elif WIDTH <= 256:
+    else:
         groups: tl.constexpr = WIDTH // SCALE_GROUP
         group = START // SCALE_GROUP + tl.arange(0, groups)
         mask = seen[:, None] & (group * SCALE_GROUP < DIM)[None, :]
         of_groups = tl.load(rows[:, None] - group[None, :], mask=mask, other=0.0)
         spread = tl.broadcast_to(of_groups[:, :, None], (rows.shape[0], groups, SCALE_GROUP))
         scales = tl.reshape(spread, (rows.shape[0], WIDTH))
-    else:  # which takes fewer registers, and more shared memory
-        columns = START + tl.arange(0, WIDTH)
-        mask = seen[:, None] & (columns < DIM)[None, :]
-        scales = tl.load(rows[:, None] - (columns // SCALE_GROUP)[None, :], mask=mask, other=0.0)
     return scales
 
 

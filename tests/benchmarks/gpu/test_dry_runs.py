@@ -16,6 +16,7 @@ from quire.engine.client.protocol import ErrorOutput, StepOutput, StepStats
 from quire.engine.models.networks.decoder import LMHead
 from quire.kernels import gpu
 from quire.kernels.triton import tuning
+from quire.kernels.write_pages import page_dim
 
 pytestmark = pytest.mark.usefixtures("small")
 LIMITS = {"device", "copy_gb_per_s", "bf16_tflops", "fp32_tflops"}
@@ -110,6 +111,16 @@ def test_attention(tmp_path: Path) -> None:
     rows = results_of(tmp_path / "report.json")
     assert {row["kernel"] for row in rows} == {"decode", "prefill", "varlen"}
     assert len(rows) == 2 * 3 * 2 + 2 * 3 * 2 + 2
+
+
+@pytest.mark.usefixtures("small_attention")
+def test_rows_of_pages_have_the_elements_of_heads() -> None:
+    for dtype in attention.PAGES.values():
+        shapes = attention.Shape("wide", 2, 1, 256, 256), attention.Shape("latent", 2, 1, 96, 64, latent=True)
+        for shape in shapes:
+            for keys, values in attention.Cache(shape, dtype, 1, 16).layers:
+                assert page_dim(keys) == shape.dim
+                assert page_dim(values) == shape.value_dim
 
 
 @pytest.mark.slow

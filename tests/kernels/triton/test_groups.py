@@ -149,6 +149,15 @@ def test_rows_with_nan_or_inf_become_nan(device: torch.device) -> None:
         assert out[[0, 2]].isfinite().all()
 
 
+@pytest.mark.parametrize(("group", "size_in"), [(192, 192), (320, 960), (16, 48), (128, 384)])
+def test_each_input_of_a_block_has_a_scale(device: torch.device, group: int, size_in: int) -> None:
+    """Kernels read 128 inputs at a time, and those past the last one have codes and scales of 0."""
+    data = format_groups(make_groups("affine", 8, group, size_in), torch.float16, device)
+    assert data.scales is not None
+    assert data.groups is not None
+    assert len(data.scales) * data.groups.group >= -(-size_in // 128) * 128
+
+
 def test_what_is_kept_of_a_weight(device: torch.device) -> None:
     """Minimums are not, if one code stands for 0 in all groups; groups of powers of two are never cut."""
 
