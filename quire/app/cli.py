@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from quire import __version__
 from quire.allocator import use_one_arena
 
+_HELP = frozenset({"--help", "-h"})
+
 
 def prepare_process() -> None:
     """Set what NumPy, torch and the C library read when they are loaded."""
@@ -30,14 +32,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"quire {__version__}")
         return
     gc.disable()  # imports leave little garbage, and each full collection would search all modules
-    configs = None
-    if arguments is None and words[:1] == ["serve"]:
-        from quire.app.start import start_early  # noqa: PLC0415 for this command only
-
-        configs = start_early()
-    from quire.app.commands import run_command  # noqa: PLC0415 a quarter of a second of imports
-
     try:
+        configs = None
+        if arguments is None and words[:1] == ["serve"] and _HELP.isdisjoint(words):
+            from quire.app.start import start_early  # noqa: PLC0415 for this command only
+
+            configs = start_early()
+        from quire.app.commands import run_command  # noqa: PLC0415 a quarter of a second of imports
+
         run_command(words, configs)
     finally:
         gc.enable()

@@ -86,10 +86,10 @@ async def start_engines(
         for source in sources:
             yield RunningEngine(source, configs.next(), settings, share, traces)
         return
-    read = [configs.next() for _ in sources]
+    model_configs = [configs.next() for _ in sources]
     steps: list[tuple[RunningEngine, int]] = []  # bytes of their intermediate results
-    for index, (source, config) in enumerate(zip(sources, read, strict=True)):
-        share = gpu_share(sources[index:], read[index:], sum(nbytes for _, nbytes in steps))
+    for index, (source, config) in enumerate(zip(sources, model_configs, strict=True)):
+        share = gpu_share(sources[index:], model_configs[index:], sum(nbytes for _, nbytes in steps))
         engine = RunningEngine(source, config, settings, share, traces)
         yield engine
         info = await engine.client.ready()

@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING
@@ -63,7 +64,7 @@ if TYPE_CHECKING:  # it imports OpenTelemetry
     from quire.tracing.start import RunningTraces
 
 logger = logging.getLogger("quire")
-_QUIET_SECONDS = 1.0
+_QUIET_SECONDS, _LONGEST_WAIT = 1.0, 60.0  # without requests; until helpers start although there are some
 _FLUSH_SECONDS = 0.7  # for spans that wait at the end; part of the time that a shutdown may take after the drain
 
 
@@ -187,11 +188,12 @@ async def _serve_models(
 
 
 async def _start_helpers(state: ServerState, store: ResponseStore) -> None:
-    """Start what few requests need, and would wait for, once no request has come for a moment."""
-    is_idle = False
-    while not is_idle:
+    """Start what few requests need, and would wait for, once there is none, or after a minute on a busy server."""
+    latest = time.monotonic() + _LONGEST_WAIT
+    is_due = False
+    while not is_due:
         await asyncio.sleep(_QUIET_SECONDS)
-        is_idle = not state.in_flight
+        is_due = not state.in_flight or time.monotonic() > latest
     store.start_checks()
     for model in state.models:
         if isinstance(model, GeneratingModel):

@@ -61,6 +61,6 @@ class HttpMetrics:
         for labels, count in collections.Counter(request.labels for request in answered).items():
             self.requests.labels(*labels).inc(count)
         for method, handler in dict.fromkeys((request.method, request.handler) for request in answered):
-            same = [request for request in answered if request.method == method and request.handler == handler]
-            marks = [Mark(request.trace_id, request.ended) for request in same]
-            self.seconds.labels(method, handler).observe_all([request.seconds for request in same], marks)
+            requests = [request for request in answered if request.method == method and request.handler == handler]
+            marks = [Mark(request.trace_id, request.ended) for request in requests]
+            self.seconds.labels(method, handler).observe_all([request.seconds for request in requests], marks)

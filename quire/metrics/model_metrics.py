@@ -310,9 +310,9 @@ class ModelMetrics(Observer):
         histograms["inference"].observe_all([times.last_token - times.scheduled for times in all_times], marks)
         histograms["prefill"].observe_all([times.first_token - times.scheduled for times in all_times], marks)
         histograms["decode"].observe_all([_decoded_for(times) for times in all_times], marks)
-        several = [end for end in ended if end.output > 1]
-        per_token = [_decoded_for(end.times) / (end.output - 1) for end in several]
-        histograms["tpot"].observe_all(per_token, _marks(several))
+        longer = [end for end in ended if end.output > 1]
+        per_token = [_decoded_for(end.times) / (end.output - 1) for end in longer]
+        histograms["tpot"].observe_all(per_token, _marks(longer))
 
 
 def _queued_for(times: RequestTimes) -> float:

@@ -5,21 +5,28 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 # Imports what `quire serve` imports before it serves, and prints the names of what has been imported.
 _START = """
 import sys
 from quire.app.cli import prepare_process
 prepare_process()
 import quire.app.commands, quire.app.serve
-from quire.engine.models.torch_import import import_shapes, import_torch
+from quire.engine.models.torch_import import import_torch
 import_torch()
 import quire.app.lifecycle
 print(*sys.modules)
 import torch
 without = torch.empty(2, 3, device="meta").T.shape
-import_shapes()
-import torch._meta_registrations
-print(without == (3, 2), hasattr(torch._meta_registrations, "register_meta"))
+import torch._refs
+print(without == (3, 2), hasattr(torch._refs, "flip"), hasattr(torch._meta_registrations, "register_meta"))
+"""
+_TRACE = """
+from quire.engine.models.torch_import import import_torch
+import_torch()
+import torch
+print(tuple(torch.compile(lambda values: values.flip(0), backend="eager")(torch.ones(2, 3)).shape))
 """
 # What few models and servers need, and takes a tenth of a second or more to import.
 _SLOW = (
@@ -31,8 +38,16 @@ _SLOW = (
 
 
 def test_a_start_imports_nothing_slow_that_few_servers_need() -> None:
-    shown = subprocess.run([sys.executable, "-c", _START], capture_output=True, text=True, check=True).stdout
-    imported, checks = shown.splitlines()
+    imported, checks = printed_by(_START).splitlines()
     assert "quire.app.lifecycle" in imported.split()
     assert [name for name in _SLOW if name in imported.split()] == []
-    assert checks == "True True"
+    assert checks == "True True True"
+
+
+@pytest.mark.slow  # an interpreter that imports all of torch
+def test_torch_can_still_trace() -> None:
+    assert printed_by(_TRACE) == "(2, 3)\n"
+
+
+def printed_by(script: str) -> str:
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout

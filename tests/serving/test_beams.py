@@ -63,6 +63,7 @@ async def test_the_answers_are_those_of_transformers(tmp_path: Path, width: int,
         client.observers.add(records := Records())
         answers = await collect_answers(client, [request] * width, options(width, penalty), tokenizer)
         assert {record.is_search_step for record in records.records} == {True}
+        assert all(record.times.last_token <= record.times.sent for record in records.records)
         async for _ in client.generate(request):
             pass
         assert not records.records[-1].is_search_step

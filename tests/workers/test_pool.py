@@ -168,6 +168,18 @@ async def test_long_jobs_do_not_block_short_ones() -> None:
         await asyncio.wait(long)
 
 
+async def test_another_process_starts_when_all_have_jobs(tmp_path: Path) -> None:
+    limits = WorkerLimits(256 << 20, 60, 4 << 20)
+    async with running_pool(limits=limits, size=2, patience=60.0) as pool:
+        first = await pool.run(("pid", None))
+        spinning = asyncio.create_task(pool.run(("announce", (tmp_path / "begun", ("spin", None)))))
+        await until((tmp_path / "begun").exists)
+        assert await pool.run(("pid", None)) != first
+        assert not spinning.done()
+        spinning.cancel()
+        await asyncio.wait([spinning])
+
+
 async def test_long_jobs_all_come_to_an_end() -> None:
     async with running_pool(patience=0.02) as pool:
         await asyncio.gather(*(pool.run(("sleep", 0.2)) for _ in range(4)))
@@ -186,7 +198,8 @@ async def test_cancelling_a_job_kills_its_process(tmp_path: Path) -> None:
 
 
 async def test_a_cancelled_job_may_end_where_processes_start_slowly(tmp_path: Path) -> None:
-    async with running_pool(limits=WorkerLimits(1 << 30, 60, 4 << 20), cancelled_seconds=60.0) as pool:
+    limits = WorkerLimits(1 << 30, 60, 4 << 20)
+    async with running_pool(limits=limits, cancelled_seconds=60.0, patience=60.0) as pool:
         pid = await pool.run(("pid", None))
         making = asyncio.create_task(pool.run(("announce", (tmp_path / "begun", ("array", 10)))))
         waiting = asyncio.create_task(pool.run(("exit", 3)))

@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 MAX_CONVERSATION = 2048  # responses
 _IN_MEMORY = "sqlite://"
+_FILE = "sqlite:///"  # followed by a path
 _ID = re.compile(r"[A-Za-z0-9_-]{1,200}")
 
 
@@ -136,12 +138,11 @@ class ResponseStore:
         Raises:
             StoreFailed: it cannot. The message names the database and is not meant for clients.
         """
-        file = _default_file() if self._url is None else None
         try:
             if self._url is not None:
                 await self._worker.check()
-            elif file is not None:
-                await asyncio.to_thread(check_file, file)
+            elif self._location != _IN_MEMORY:
+                await asyncio.to_thread(check_file, Path(self._location.removeprefix(_FILE)))
         except StoreFailed as error:
             where = "in the default location" if self._url is None else "--response-store"
             raise StoreFailed(f"{error.message} ({where}: {self._shown_url()}) {error.detail}".rstrip()) from error
@@ -154,14 +155,19 @@ class ResponseStore:
         """Close the database, if it was opened. Waits for operations for a few seconds at most."""
         await self._worker.aclose()
 
+    @cached_property
+    def _location(self) -> str:
+        """The URL of the database. The default is looked for once, as not finding it is logged."""
+        return self._url or _default_url()
+
     def _open_database(self) -> Database:
         from quire.api.responses.database import Database  # noqa: PLC0415 slow
 
-        return Database(self._url or _default_url(), self._size)
+        return Database(self._location, self._size)
 
     def _shown_url(self) -> str:
         """The URL without its password."""
-        return re.sub(r"(//[^/@]*):[^/@]*@", r"\1:***@", self._url or _default_url())
+        return re.sub(r"(//[^/@]*):[^/@]*@", r"\1:***@", self._location)
 
     def _row(self, stored: StoredResponse) -> dict[str, Any]:
         from quire.api.responses.database import ROW_BYTES  # noqa: PLC0415 slow
@@ -239,12 +245,6 @@ def _decode(data: bytes) -> list[dict[str, Any]]:
 
 def _default_url() -> str:
     """A SQLite file in the user's state directory; in-memory SQLite if that is not writable."""
-    file = _default_file()
-    return _IN_MEMORY if file is None else f"sqlite:///{file}"
-
-
-def _default_file() -> Path | None:
-    """The file in the user's state directory; None if that is not writable."""
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     folder = state / "quire"
     try:
@@ -254,5 +254,5 @@ def _default_file() -> Path | None:
         writable = False
     if not writable:
         logger.warning("responses are stored in memory only, as %s is not writable (see --response-store)", folder)
-        return None
-    return folder / "responses.db"
+        return _IN_MEMORY
+    return f"{_FILE}{folder / 'responses.db'}"

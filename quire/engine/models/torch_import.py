@@ -8,13 +8,20 @@ import importlib.util
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+
+from typing_extensions import override
 
 # Shapes of results on the meta device, in Python, for tracing: a quarter of torch's own time. Factories, views and
 # copies, which are all that Quire's own modules use there, are compiled in.
 _META = "torch._meta_registrations"
+# What tracing is built on: modules that import each other and the shapes, in a circle that can only begin with these.
+_CIRCLE = frozenset({"torch._decomp", "torch._prims", "torch._refs", "torch.utils._content_store"})
 _LIBRARY = "libtorch_cpu.so"
 
 
@@ -39,7 +46,7 @@ def _load(library: Path) -> None:
 def import_torch() -> None:
     """Import torch without shapes of results on the meta device, unless it has been imported; see `import_shapes`.
 
-    What traces, as torch.compile does, imports them itself.
+    They are imported when something traces, as torch.compile does.
     """
     if "torch" in sys.modules:
         return
@@ -50,9 +57,34 @@ def import_torch() -> None:
         del sys.modules[_META]
     if getattr(torch, "_meta_registrations", None) is empty:
         del torch._meta_registrations  # so that importing it imports it
+        sys.meta_path.insert(0, _ShapesFirst())
 
 
 def import_shapes() -> None:
     """Import what `import_torch` has left out, for models of transformers."""
     with suppress(ModuleNotFoundError):  # of another version
         importlib.import_module(_META)
+
+
+class _ShapesFirst(MetaPathFinder, Loader):
+    """Imports the shapes before the first module of their circle, as torch does."""
+
+    def __init__(self) -> None:
+        self._has_begun = False
+
+    @override
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None, /
+    ) -> ModuleSpec | None:
+        return None if self._has_begun or fullname not in _CIRCLE else ModuleSpec(fullname, self)
+
+    @override
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        # Not in `find_spec`, during which all imports of other threads wait.
+        self._has_begun = True
+        import_shapes()
+        return importlib.import_module(spec.name)  # by other finders, if the shapes have not
+
+    @override
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing: it has been executed."""

@@ -106,7 +106,7 @@ class _PromptSearch:
             self._cached_tokens, self._times = results[0].total.cached_tokens, times
             self._token_probs = results[0].total.token_probs
         elif times is not None:
-            self._times.last_token = times.last_token
+            self._times = structs.replace(self._times, last_token=times.last_token)  # the step's own are still counted
         reports = [result.total.logprobs[0] for result in results]
         if self._search.lacks_candidates(reports) and len(reports[0].token_ids) > self._alternatives:
             self._alternatives *= 2  # the same step again; with fewer tokens than asked for, there are no others

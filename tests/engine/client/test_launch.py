@@ -7,14 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import pytest
 
 from quire.engine.client.engine_client import EngineClient
 from quire.engine.client.errors import EngineDead
-from quire.engine.client.launch import ProcessCore, ThreadCore
+from quire.engine.client.launch import ProcessCore, ThreadCore, forked_process
 from quire.engine.client.protocol import Ready
 from quire.engine.client.transport import ClientChannel
 from tests.support.fake_core import INFO, FakeCore, running_client
@@ -141,3 +143,15 @@ def test_the_core_ends_when_its_server_exits(tmp_path: Path) -> None:
     assert finished.returncode == 3, finished.stderr
     with pytest.raises(ProcessLookupError):
         os.kill(int(finished.stdout), 0)
+
+
+def test_a_process_with_threads_is_not_copied() -> None:
+    """Locks that they held would never be released."""
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    try:
+        assert isinstance(forked_process(print, (), "copy"), SpawnProcess)
+    finally:
+        end.set()
+        thread.join()
