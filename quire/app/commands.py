@@ -48,7 +48,7 @@ def run_command(words: Sequence[str], configs: ConfigReader | None = None) -> No
             raise ConfigError(f"quire: unknown environment variable {name}{meant}")
         settings = command.parse(options)
         module = importlib.import_module(_MODULES[command.name])
-        if isinstance(settings, Serve):
+        if command is Serve:
             status = module.run(settings, configs)
         else:
             gc.enable()
