@@ -129,7 +129,7 @@ def _numbers() -> Iterator[Medium]:
     """Many frames, tracks or boxes."""
     for count in (10_000, 300_000, 2_000_000):
         yield _video("frames", f"GIF of {count}", partial(_gif, 16, count), may_be_read=count == 10_000)
-    for count in (10_000, 200_000, 300_000):
+    for count in (10_000, 150_000, 300_000):
         make = partial(_muxed, "mov", "png", partial(repeat, partial(_plain, (8, 8)), count), 1)
         yield _video("frames", f"mov of {count}", make, may_be_read=count < 300_000)
         make = partial(_muxed, "matroska", "vp8", partial(_repeated_last, "WebM", count), 1)

@@ -29,7 +29,7 @@ from quire.multimodal.videos.limits import VideoLimits
 from quire.multimodal.videos.sampling import Timeline, chosen_frames
 
 DEFAULT_FPS = 24.0  # of a list of frames whose rate is not known, as in transformers
-_MOST_FRAMES = 1 << 18  # of a video, most of which are not read
+_MOST_FRAMES = 180_000  # of a video, most of which are not read: 100 minutes of 30 a second, which take a second to count
 _MAX_FPS = 1000.0
 _RATE_ERROR = 0.1
 _MISSING = 0.5  # part of the announced length that may be missing: files may have a track that is longer
@@ -253,7 +253,7 @@ def _packets(container: Any, stream: Any) -> _Packets:
     times: list[int] = []
     keys: list[int] = []
     for packet in container.demux(stream):
-        if not packet.size or packet.is_discard or (is_vp8 and not bytes(packet)[0] & _VP8_SHOWN):
+        if not packet.size or packet.is_discard or (is_vp8 and not memoryview(packet)[0] & _VP8_SHOWN):
             continue
         count += 1
         if count > _MOST_FRAMES:
