@@ -29,7 +29,7 @@ from quire.multimodal.videos.limits import VideoLimits
 from quire.multimodal.videos.sampling import Timeline, chosen_frames
 
 DEFAULT_FPS = 24.0  # of a list of frames whose rate is not known, as in transformers
-_MOST_FRAMES = 180_000  # of a video, most of which are not read: 100 minutes of 30 a second, which take a second to count
+_MOST_FRAMES = 180_000  # of a video, most of which are not read: 100 minutes of 30 a second, counted in a second or two
 _MAX_FPS = 1000.0
 _RATE_ERROR = 0.1
 _MISSING = 0.5  # part of the announced length that may be missing: files may have a track that is longer
