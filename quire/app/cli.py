@@ -35,9 +35,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         configs = None
         if arguments is None and words[:1] == ["serve"] and _HELP.isdisjoint(words):
-            from quire.app.start import start_early  # noqa: PLC0415 for this command only
+            # Both take long, and begin before the server's own modules are imported.
+            from quire.engine.models.config_reader import ConfigReader  # noqa: PLC0415 for this command only
+            from quire.engine.models.torch_import import start_loading_libraries  # noqa: PLC0415 like it
 
-            configs = start_early()
+            configs = ConfigReader(forks=True)
+            start_loading_libraries()
         from quire.app.commands import run_command  # noqa: PLC0415 a quarter of a second of imports
 
         run_command(words, configs)

@@ -7,6 +7,7 @@ for its trace but to keep what would be gone later.
 from __future__ import annotations
 
 import time
+from operator import attrgetter
 from typing import TYPE_CHECKING, Self
 
 import msgspec
@@ -73,15 +74,7 @@ class RequestParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @classmethod
     def of(cls, params: SamplingParams) -> Self:
         """Return those of a sequence."""
-        return cls(
-            params.max_tokens,
-            params.temperature,
-            params.top_p,
-            params.top_k,
-            params.seed,
-            params.frequency_penalty,
-            params.presence_penalty,
-        )
+        return cls(*_params_fields(params))
 
     def attributes(self) -> Attributes:
         """Return them by their names in the conventions; those that have no effect are left out."""
@@ -99,6 +92,9 @@ class RequestParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
         if self.presence_penalty:
             attributes["gen_ai.request.presence_penalty"] = self.presence_penalty
         return attributes
+
+
+_params_fields = attrgetter(*RequestParams.__struct_fields__)
 
 
 class SequenceTrace(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -121,26 +117,15 @@ class SequenceTrace(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @classmethod
     def of(cls, record: RequestRecord) -> Self:
         """What spans need of a record."""
-        return cls(
-            record.kind,
-            record.times,
-            record.finish_reason,
-            record.prompt_tokens,
-            record.cached_tokens,
-            record.output_tokens,
-            record.answers,
-            record.least_cached,
-            record.prefill_chunks,
-            record.draft_tokens,
-            record.accepted_tokens,
-            record.preemptions,
-            record.error,
-        )
+        return cls(*_record_fields(record))
 
     @property
     def phases(self) -> int:
         """The number of spans that tell what it went through."""
         return 1 + (self.times.scheduled > 0) + (self.times.first_token > 0)
+
+
+_record_fields = attrgetter(*SequenceTrace.__struct_fields__)
 
 
 class Totals(msgspec.Struct, array_like=True, gc=False):

@@ -180,38 +180,37 @@ def _qwen2moe(facts: GgufFacts) -> Config:
     for name, tensor in (("expert_feed_forward_length", EXPERTS), ("expert_shared_feed_forward_length", SHARED)):
         stored = facts.optional_integer(f".{name}")
         sizes[tensor] = facts.rows(tensor) if stored is None else stored
-    return _rms_decoder(
+    return _qwen_experts(
         facts,
         "qwen2_moe",
         "Qwen2Moe",
-        head_dim=facts.head_dim,
-        num_experts=facts.integer(".expert_count"),
-        num_experts_per_tok=facts.integer(".expert_used_count"),
         moe_intermediate_size=sizes[EXPERTS],
         shared_expert_intermediate_size=sizes[SHARED],
         intermediate_size=sizes[SHARED],
         norm_topk_prob=False,
-        decoder_sparse_step=1,
-        mlp_only_layers=[],
-        use_sliding_window=False,
         qkv_bias="blk.0.attn_q.bias" in facts.shapes,
     )
 
 
-def _qwen3moe(facts: GgufFacts) -> Config:
-    config = _rms_decoder(
+def _qwen_experts(facts: GgufFacts, model_type: str, head: str, **fields: Any) -> Config:
+    """Return the config of a Qwen with experts in each layer."""
+    return _rms_decoder(
         facts,
-        "qwen3_moe",
-        "Qwen3Moe",
+        model_type,
+        head,
         head_dim=facts.head_dim,
         num_experts=facts.integer(".expert_count"),
         num_experts_per_tok=facts.integer(".expert_used_count"),
-        moe_intermediate_size=facts.integer(".expert_feed_forward_length"),
-        norm_topk_prob=True,
         decoder_sparse_step=1,
         mlp_only_layers=[],
         use_sliding_window=False,
+        **fields,
     )
+
+
+def _qwen3moe(facts: GgufFacts) -> Config:
+    moe_size = facts.integer(".expert_feed_forward_length")
+    config = _qwen_experts(facts, "qwen3_moe", "Qwen3Moe", moe_intermediate_size=moe_size, norm_topk_prob=True)
     config["intermediate_size"] = config["intermediate_size"] or config["moe_intermediate_size"]
     return config
 
