@@ -37,7 +37,7 @@ ROUTES: Mapping[Level, frozenset[str]] = {
     ),
     Level.API: frozenset(
         (
-            *("/metrics", "/version", "/load", "/is_sleeping", "/is_paused"),
+            *("/metrics", "/version", "/load", "/is_sleeping", "/is_paused", "/kv_event_sources"),
             *("/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"),
             *("/v1/models", "/v1/models/{name:path}", "/tokenize", "/detokenize", "/tokenizer_info", "/info"),
             *("/v1/completions", "/v1/completions/render", "/v1/chat/completions", "/v1/chat/completions/render"),

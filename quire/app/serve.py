@@ -37,6 +37,8 @@ def run(settings: Serve, configs: ConfigReader | None = None) -> int:
     _check(settings)
     with bind_sockets(ServerOptions.of(settings)) as sockets:
         sources = resolve_models(settings.model, settings.served_model_name, Lookup.of(ModelOptions.of(settings)))
+        if len(sources) > 1 and settings.kv_events_config:
+            raise ConfigError(f"quire serve: --kv-events-config works with one MODEL, but {len(sources)} are served")
         configs = configs or ConfigReader()
         pooling = PoolingOptions(settings.task, settings.convert, settings.pooler_config)
         configs.start(

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
+from quire.config.kv_events import KVEventsConfig, KVEventsOption
 from quire.config.profiler import ProfilerConfig, ProfilerOption
 from quire.config.types import (
     SECRET,
@@ -612,6 +613,12 @@ class EngineOptions(Options):
     kv_cache_metrics_sample: Annotated[float, Field(gt=0, le=1)] = Field(
         0.01, description="share of the KV blocks that --kv-cache-metrics watches"
     )
+    kv_events_config: KVEventsOption = Field(
+        {},
+        description="JSON object by which the events of the prefix cache are published over ZeroMQ, with vLLM's names, "
+        'such as {"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "topic": "kv@10.0.0.5:8000@MODEL"}; who '
+        "can connect reads the tokens of all prompts; works with one MODEL; default: they are not",
+    )
     num_threads: Annotated[int, Field(ge=1, le=1 << 10)] | None = Field(
         None,
         description="CPU threads of the engine, or of each rank; default: all cores, or as many as the CPU limit of a "
@@ -623,6 +630,11 @@ class EngineOptions(Options):
     def profiler(self) -> ProfilerConfig | None:
         """The settings of the profiler; None: there is none."""
         return ProfilerConfig.model_validate(self.profiler_config) if self.profiler_config else None
+
+    @property
+    def kv_events(self) -> KVEventsConfig:
+        """How events of the prefix cache are published, or that they are not."""
+        return KVEventsConfig.model_validate(self.kv_events_config)
 
 
 class AudioOptions(Options):

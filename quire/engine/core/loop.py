@@ -7,7 +7,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -110,6 +110,7 @@ class EngineCore:
         sleeper: Sleeper[Any] | None = None,
         update: WeightUpdate | None = None,
         profiling: Profiling | None = None,
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
         """Assemble a core.
 
@@ -124,6 +125,7 @@ class EngineCore:
             sleeper: frees and restores the memory of the model; None if the engine cannot sleep.
             update: replaces the weights of the model; None if they are never replaced.
             profiling: records steps; None if they never are.
+            on_close: ends what observes the scheduler.
         """
         self.scheduler = scheduler
         self.executor = executor
@@ -136,6 +138,7 @@ class EngineCore:
         self._sleeper = sleeper
         self._update = update
         self._profiling = profiling or Profiling(StepProfiler(None, ""))
+        self._on_close = on_close
         self._gate = Gate()
         self._postponed: deque[ClientMessage] = deque()  # arrived while a command was being run
         self._steps = itertools.count(1)
@@ -188,11 +191,12 @@ class EngineCore:
         self.executor.check()
 
     def close(self) -> None:
-        """End the threads of the executor and of the grammar compiler."""
+        """End the threads of the executor, of the grammar compiler and of what observes the scheduler."""
         self._profiling.close()
         self.executor.close()
         if self._grammars is not None:
             self._grammars.close()
+        self._on_close()
 
     def _submit(self) -> bool:
         started = time.monotonic()
@@ -297,6 +301,8 @@ class EngineCore:
             if not isinstance(self.executor, AsleepExecutor):
                 self.executor.close()
                 self.executor = AsleepExecutor()
+                if isinstance(self.scheduler, Scheduler):
+                    self.scheduler.reset_prefix_cache(preempt=False)  # its observers are those of the next one
                 self.scheduler = self._sleeper.scheduler()  # its prefix cache and encoder cache are empty
             self._sleeper.sleep(level)
             self._channel.send(SleepState(self._sleeper.asleep))
