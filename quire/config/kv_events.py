@@ -34,7 +34,7 @@ class KVEventsConfig(BaseModel):
         hwm: most messages that wait for a subscriber; further ones are not sent to it.
         max_queue_size: most batches that wait for the publisher.
         topic: the first frame of each message.
-        encoding: how an event is written: a map with the key "type", or as vLLM did until 0.24, an array. Not in vLLM.
+        encoding: how an event is written: as a map with the key "type", or as an array, for old consumers. Not in vLLM.
         buffer_bytes: most bytes of the batches that are kept, and of those that wait. Not in vLLM.
     """
 

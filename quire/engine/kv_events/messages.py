@@ -1,9 +1,8 @@
 """The events of the prefix cache as vLLM writes them: structs, and their two encodings.
 
 A message has three frames: the topic, a sequence number (8 bytes, big-endian, from 0), and a batch in msgpack, which is
-the array [seconds since 1970, events, rank]. Since its version 0.25 vLLM writes an event as a map with its name under
-"type", before as an array that begins with its name. The array ends with `group_idx`: what later versions have added
-was never written so.
+the array [seconds since 1970, events, rank]. vLLM writes an event as a map with its name under "type", and did so as an
+array that begins with its name until the middle of 2026.
 """
 
 from __future__ import annotations
@@ -108,6 +107,8 @@ def _as_array(event: Event) -> tuple[object, ...]:
                 event.lora_name,
                 event.extra_keys,
                 event.group_idx,
+                event.kv_cache_spec_kind,
+                event.kv_cache_spec_sliding_window,
             )
         case BlockRemoved():
             fields = (event.block_hashes, event.medium, event.group_idx)
