@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pytest
 
 from quire.engine.client.protocol import AddRequest, TokensOutput
 from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.scheduling.block_observer import BlockObserver
 from quire.engine.scheduling.block_tables import ONE_GROUP, BlockGroups
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.limits import SchedulerLimits
@@ -31,6 +32,7 @@ def make(
     rope_switch: int | None = None,
     stages: int = 1,
     groups: BlockGroups = ONE_GROUP,
+    observers: Sequence[BlockObserver] = (),
 ) -> Scheduler:
     limits = SchedulerLimits(
         max_num_seqs=seqs,
@@ -41,7 +43,9 @@ def make(
         stages=stages,
     )
     hasher = hasher_named("sha256") if caching else None
-    return Scheduler(limits, BlockPool(blocks, BLOCK), groups, hasher=hasher, by_priority=by_priority)
+    return Scheduler(
+        limits, BlockPool(blocks, BLOCK, observers=observers), groups, hasher=hasher, by_priority=by_priority
+    )
 
 
 def request(name: str, prompt: Iterable[int], max_tokens: int = 4, **fields: object) -> AddRequest:

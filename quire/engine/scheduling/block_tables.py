@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from quire.engine.client.protocol import StepStats
-from quire.engine.scheduling.blocks import BlockPool
+from quire.engine.scheduling.blocks import BlockPool, FilledBlock
 from quire.engine.scheduling.request import BlockHash, Hasher, Request
 
 
@@ -87,6 +87,7 @@ class BlockTables:
         self._full = [index for index, window in enumerate(groups.windows) if window is None]
         # A sequence that begins behind a prefix has no states there.
         self._hasher = None if groups.state_blocks else hasher
+        self._filled: list[FilledBlock] = []  # by the step that is being planned
 
     def match(self, request: Request) -> Prefix:
         """Return the longest cached prefix; at least one token is left to compute.
@@ -191,11 +192,25 @@ class BlockTables:
         full = end // self._pool.block_size
         if self._hasher is None or full <= request.num_cached_blocks:
             return
-        hashes = request.block_hashes(self._pool.block_size, self._hasher)
+        size, is_observed = self._pool.block_size, self._pool.is_observed
+        hashes = request.block_hashes(size, self._hasher)
         for index in range(request.num_cached_blocks, full):
+            extra = request.extra_keys(index * size, (index + 1) * size) if is_observed else ()
             for group, table in enumerate(request.tables):
-                self._pool.cache_block(table[index], _key(hashes[index], group))
+                if self._pool.cache_block(table[index], _key(hashes[index], group)):
+                    self._filled.append(filled := FilledBlock(table[index], request, index, group, hashes, extra))
+                    self._pool.fill(filled)
         request.num_cached_blocks = full
+
+    def take_filled(self) -> list[FilledBlock]:
+        """Return the blocks that were registered since the last call: those that a step fills."""
+        filled, self._filled = self._filled, []
+        return filled
+
+    def finish(self, filled: Iterable[FilledBlock], failed: Collection[str]) -> None:
+        """Note that the step has ended that fills some blocks. `failed`: ids of requests that it failed for."""
+        for block in filled:
+            self._pool.finish(block, failed=block.request.id in failed)
 
     def evict(self, request: Request, start: int) -> None:
         """Let other requests not find the blocks of a request from position `start` on, also those given back."""

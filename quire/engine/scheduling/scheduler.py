@@ -24,7 +24,7 @@ from quire.engine.client.protocol import (
     StepStats,
 )
 from quire.engine.scheduling.block_tables import ONE_GROUP, BlockGroups, BlockTables
-from quire.engine.scheduling.blocks import BlockPool
+from quire.engine.scheduling.blocks import BlockPool, FilledBlock
 from quire.engine.scheduling.cross_attention import CrossAttentionBlocks
 from quire.engine.scheduling.drafter import Drafter
 from quire.engine.scheduling.items import EncoderCache, PlaceholderRanges
@@ -55,6 +55,17 @@ class _Postponed:
 
 
 _NOTHING_POSTPONED = _Postponed()
+
+
+@dataclass(frozen=True, slots=True)
+class _StepInFlight:
+    """A step that was planned and has not finished: its sequences, and the blocks that it fills."""
+
+    scheduled: list[Request]
+    filled: list[FilledBlock]
+
+
+_NO_STEP = _StepInFlight([], [])
 
 
 class Scheduler:
@@ -96,7 +107,7 @@ class Scheduler:
         self._shares = StepShares(limits.stages)
         self._running: list[Request] = []  # sorted by sort key
         self._waiting = WaitingQueue(self._requests, by_priority=by_priority, fair=fair)
-        self._in_flight: deque[list[Request]] = deque()  # the sequences of each plan that has not finished
+        self._in_flight: deque[_StepInFlight] = deque()
         self._removed: list[str] = []  # left the batch since the last plan
         self._postponed = _NOTHING_POSTPONED  # in the last plan
 
@@ -122,6 +133,7 @@ class Scheduler:
             drafter=Drafter(self.limits.max_draft) if self.limits.max_draft else None,
             held_back=int(message.open),
             bidirectional=self.limits.bidirectional,
+            first_keys=[message.cache_salt] if message.cache_salt else [],
         )
         if self.limits.encoder_cache_size:
             # As for prefixes: without a hasher nothing is shared.
@@ -196,16 +208,18 @@ class Scheduler:
         plan.removed, self._removed = self._removed, []
         plan.prompt_extensions = self._open.take_extensions(plan.new)
         if scheduled:
-            self._in_flight.append(scheduled)
+            self._in_flight.append(_StepInFlight(scheduled, self._tables.take_filled()))
             self._shares.submit()
         return plan
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         """Apply the results of the oldest step in flight; returns the outputs for the front end."""
         live: dict[str, Request] = {}
+        step = _NO_STEP
         if plan.scheduled:
             self._shares.finish()
-        for request in self._in_flight.popleft() if plan.scheduled else ():
+            step = self._in_flight.popleft()
+        for request in step.scheduled:
             request.steps_in_flight -= 1
             if request.steps_to_discard:
                 request.steps_to_discard -= 1
@@ -222,6 +236,7 @@ class Scheduler:
         outputs: list[RequestOutput] = []
         if result.errors:
             outputs += self._end_failed(plan, result, live)
+        self._tables.finish(step.filled, result.errors)
         drafted = {item.request_id: len(item.draft) for item in plan.scheduled if item.draft}
         for sampled in result.sampled:
             if (live_request := live.get(sampled.request_id)) is not None:
