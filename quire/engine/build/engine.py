@@ -32,6 +32,7 @@ from quire.engine.build.encoder_memory import (
 )
 from quire.engine.build.executor import ExecutorBuild, closing_after_errors, encoder_executor
 from quire.engine.build.ranks import Ranks, set_threads, step_profiler, weight_source
+from quire.engine.build.tier import OpenedTier, open_tier
 from quire.engine.build.transducer import build_transducer
 from quire.engine.build.warm_up import decoder_limits, decoder_plans, warm_up, warm_up_encoder, warm_up_vision
 from quire.engine.client.errors import FrontEndClosed
@@ -66,6 +67,7 @@ from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.residency import BlockResidency
 from quire.engine.scheduling.scheduler import Scheduler
+from quire.engine.scheduling.tier_blocks import LoadRule
 from quire.kernels import gpu
 
 logger = logging.getLogger(__name__)
@@ -388,7 +390,8 @@ def _build_decoder(
             warm_up(executor, plans, poll, executor.max_steps_in_flight if ranks is None else 1)
             warm_up_vision(loaded)
     stages = config.parallel.pipeline_parallel_size
-    schedule = partial(_scheduler, options, plan.groups, context_len, num_blocks, stages)
+    tier = None if streaming is not None else open_tier(config, loaded, plan, device)
+    schedule = partial(_scheduler, options, plan.groups, context_len, num_blocks, stages, tier)
     sleeper = _sleeper(config, loaded, device, channel, source, allocate, schedule, build.executor)
     core = EngineCore(
         schedule(loaded) if streaming is None else streaming.scheduler(options, plan.groups, context_len, num_blocks),
@@ -399,6 +402,7 @@ def _build_decoder(
         grammars=grammars,
         kind=kind,
         sleeper=sleeper,
+        offload=None if tier is None else tier.offload(),
         **_operation(config, loaded, device, source, sleeper, ranks),
     )
     cache_bytes = num_blocks * plan.block_bytes + (0 if ranks is None else ranks.cache_bytes)
@@ -420,7 +424,13 @@ def _cache_limit(options: EngineOptions, num_blocks: int, needed: int, available
 
 
 def _scheduler(
-    options: EngineOptions, groups: BlockGroups, context_len: int, num_blocks: int, stages: int, loaded: LoadedModel
+    options: EngineOptions,
+    groups: BlockGroups,
+    context_len: int,
+    num_blocks: int,
+    stages: int,
+    tier: OpenedTier | None,
+    loaded: LoadedModel,
 ) -> Scheduler:
     max_draft = options.num_speculative_tokens if options.speculative_method == "ngram" else 0
     if max_draft and groups.state_blocks:
@@ -446,11 +456,13 @@ def _scheduler(
     )
     return Scheduler(
         limits,
-        BlockPool(num_blocks, options.block_size, _residency(options)),
+        BlockPool(num_blocks, options.block_size, _residency(options), [] if tier is None else [tier.unsaved]),
         groups,
         hasher=hasher_named(options.prefix_caching_hash_algo) if options.enable_prefix_caching else None,
         by_priority=options.scheduling_policy == "priority",
         fair=loaded.pooler is not None,
+        tier=None if tier is None else tier.worker,
+        load_rule=None if tier is None else LoadRule(tier.block_bytes),
     )
 
 

@@ -62,7 +62,7 @@ class DiskTier(Tier):
         return key in self._keys[key[0]]
 
     @override
-    def get(self, key: bytes) -> bytearray | None:
+    def get(self, key: bytes) -> bytes | None:
         path = self._path(key)
         try:
             content = read_record(path, key)

@@ -51,7 +51,7 @@ def write_record(path: Path, key: bytes, content: Buffer) -> None:
             written += os.write(file.fileno(), view[written:])
 
 
-def read_record(path: Path, key: bytes) -> bytearray:
+def read_record(path: Path, key: bytes) -> bytes:
     """Return the content of a record.
 
     It is read, not mapped: a mapped file of a disk that fails ends the process.
@@ -68,11 +68,10 @@ def read_record(path: Path, key: bytes) -> bytearray:
         magic, length, checksum = _HEADER.unpack(header)
         if magic != _MAGIC or os.fstat(file.fileno()).st_size != file_bytes(length):
             raise DamagedRecord("its header does not fit to its size")
-        content = bytearray(length)
-        view, filled = memoryview(content), 0
-        while filled < length and (count := file.readinto(view[filled:])):
-            filled += count
-        if filled < length or _checksum(key, view) != checksum:
+        content = file.read(length)
+        while len(content) < length and (more := file.read(length - len(content))):
+            content += more
+        if len(content) < length or _checksum(key, memoryview(content)) != checksum:
             raise DamagedRecord("its checksum is another one")
     return content
 

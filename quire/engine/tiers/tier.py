@@ -21,7 +21,7 @@ class Tier(Protocol):
     def has(self, key: bytes) -> bool:
         """Return whether a block is probably there."""
 
-    def get(self, key: bytes) -> bytearray | None:
+    def get(self, key: bytes) -> bytes | None:
         """Return a block as it was put; None: it is not there, or damaged."""
 
     def put(self, key: bytes, data: Buffer) -> bool:

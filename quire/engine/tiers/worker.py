@@ -31,7 +31,7 @@ class LoadedBlock:
 
     serial: int
     index: int
-    data: bytearray | None
+    data: bytes | None
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class TierWorker:
         self._current: _Load | None = None
         self._traffic = TierTraffic()
         self._closes_at: float | None = None
-        self._failed = False
+        self._is_stopped = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="quire-kv-tier", daemon=True)
         self._thread.start()
@@ -87,11 +87,11 @@ class TierWorker:
     @property
     def room(self) -> int:
         """Blocks that `put` still takes."""
-        return 0 if self._failed else self._most - len(self._puts)
+        return 0 if self._is_stopped else self._most - len(self._puts)
 
     def has(self, key: bytes) -> bool:
         """Return whether a block is probably in the tier."""
-        return not self._failed and self._tier.has(key)
+        return not self._is_stopped and self._tier.has(key)
 
     def put(self, key: bytes, data: Buffer) -> bool:
         """Keep a block, which nobody changes afterwards; False: too many wait already, and it is not kept."""
@@ -124,6 +124,20 @@ class TierWorker:
             loaded, self._loaded = list(self._loaded), deque()
             self._changed.notify_all()
         return loaded
+
+    def wait_loaded(self, seconds: float) -> None:
+        """Wait until a block was read, at most so long."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._loaded, timeout=seconds)
+
+    def wait_room(self, seconds: float) -> bool:
+        """Wait until `put` takes a block, at most so long; returns whether it does."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.room > 0, timeout=max(0.0, seconds))
+
+    def stop(self) -> None:
+        """Have no blocks and take none from now on."""
+        self._is_stopped = True
 
     def take_traffic(self) -> TierTraffic:
         """Return what was read and written since the last call."""
@@ -171,7 +185,7 @@ class TierWorker:
             self._work()
         except Exception:  # the edge of the thread: the engine goes on without the tier
             logger.exception("blocks of the prefix cache are kept in memory alone from now on")
-            self._failed = True
+            self._is_stopped = True
 
     def _work(self) -> None:
         while True:
@@ -191,7 +205,10 @@ class TierWorker:
             if self._loads:
                 self._current = self._loads.popleft()
                 return partial(self._load, self._current)
-            return self._others.popleft() if self._others else partial(self._put, *self._puts.popleft())
+            if self._others:
+                return self._others.popleft()
+            self._changed.notify_all()  # there is room for a block
+            return partial(self._put, *self._puts.popleft())
 
     def _has_work(self) -> bool:
         return bool(self._loads or self._others or self._puts) or self._closes_at is not None
@@ -206,6 +223,7 @@ class TierWorker:
                 if self._is_over(load):
                     return
                 self._loaded.append(LoadedBlock(load.serial, index, data))
+                self._changed.notify_all()
                 if data is None:
                     return
                 self._traffic.loaded_bytes += len(data)

@@ -272,7 +272,7 @@ class Crashes(RuleBasedStateMachine):
     def restart(self, server: int) -> None:
         self.tiers[server].close()
         self.tiers[server] = open_tier(self.folder, 5)
-        assert self.tiers[server].bytes == taken(self.folder)
+        assert self.tiers[server].nbytes == taken(self.folder)
 
     @invariant()
     def within_the_bound(self) -> None:
