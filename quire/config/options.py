@@ -535,6 +535,20 @@ class EngineOptions(Options):
         "scale for each 64 elements of a head of a token; fp8: float8_e4m3 with the checkpoint's scales, if it has "
         "any, on GPUs of compute capability 8.9 or more",
     )
+    kv_offloading_size: Annotated[float, Field(ge=0, le=1 << 20, allow_inf_nan=False)] = Field(
+        0,
+        description="GiB of the disk for KV blocks of the prefix cache, which later requests read instead of computing "
+        "them, also after a restart; of all models and servers that use the same folder; on CPUs, with one rank; 0: "
+        "none",
+    )
+    kv_offloading_backend: Literal["native"] = Field(
+        "native", description="what keeps KV blocks on the disk; native: Quire itself (lmcache is not supported)"
+    )
+    kv_offloading_path: Path | None = Field(
+        None,
+        description="folder of --kv-offloading-size, on a local disk; its files can be read as prompts by whoever has "
+        "the model; default: quire/kv in the user's cache",
+    )
     kv_cache_free_memory_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
         0.5,
         description="share of the memory that is free after the models are loaded, used for the KV caches of all "
