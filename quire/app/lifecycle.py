@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -20,7 +21,8 @@ from quire.api.mcp.servers import ToolServers
 from quire.api.responses.errors import StoreFailed
 from quire.api.responses.service import ResponseService
 from quire.api.responses.store import ResponseStore
-from quire.app.engines import RunningEngine, StepTraces, start_engines
+from quire.app.cores import StepTraces
+from quire.app.engines import RunningEngine, start_engines
 from quire.app.exits import end_process
 from quire.app.factory import create_app
 from quire.app.models import ModelSource
@@ -28,7 +30,6 @@ from quire.app.rate_limits import TokenCounter
 from quire.app.reload import WatchedFiles
 from quire.app.server import Server
 from quire.app.stats_log import StatsLog
-from quire.app.supervision import supervise
 from quire.app.tls import Tls, TlsError
 from quire.config.commands import Serve
 from quire.config.key_file import KeyFileError
@@ -133,10 +134,8 @@ async def _serve_models(
     )
     options = ServerOptions.of(settings)
     keys = KeyRing(options)
-    for index, model in enumerate(models):
-        model_metrics = ModelMetrics(metrics, model.names[0], index)
-        model_metrics.describe(model.info, EngineOptions.of(settings))
-        model.client.observers.add(model_metrics)
+    for number, (engine, model) in enumerate(zip(engines, models, strict=True)):
+        engine.observe(partial(_model_metrics, {}, metrics, model, EngineOptions.of(settings)), number)
         model.client.observers.add(TokenCounter(keys))
         if traces is not None:
             model.client.observers.add(traces.tracing.observer(model.names[0]))
@@ -166,10 +165,7 @@ async def _serve_models(
     watched = list(_watched_files(settings, tls, keys))
     server = Server(app, state, responses, settings, sessions, tls, [files.reload for files, _ in watched])
     gc.freeze()  # a full collection would search all modules, for 150 ms in which the event loop waits
-    watching = [
-        asyncio.create_task(supervise(engine, settings.on_engine_death, state, server.stop_failed))
-        for engine in engines
-    ]
+    watching = [asyncio.create_task(engine.watch(state, server.stop_failed)) for engine in engines]
     watching += [asyncio.create_task(log.write_regularly(settings.log_stats_interval)) for log in stats_logs]
     watching += [asyncio.create_task(files.watch()) for files, regularly in watched if regularly]
     watching.append(asyncio.create_task(_start_helpers(state, store)))
@@ -185,6 +181,16 @@ async def _serve_models(
         await tool_servers.aclose()
         await state.close_media()
     return 1 if server.failed or not server.started else 0
+
+
+def _model_metrics(
+    by_rank: dict[int, ModelMetrics], metrics: Metrics, model: ServedModel, options: EngineOptions, rank: int
+) -> ModelMetrics:
+    """The metrics of a core of a model. A rank that is removed and added again has those that it had."""
+    if rank not in by_rank:
+        by_rank[rank] = ModelMetrics(metrics, model.names[0], rank)
+        by_rank[rank].describe(model.info, options)
+    return by_rank[rank]
 
 
 async def _start_helpers(state: ServerState, store: ResponseStore) -> None:

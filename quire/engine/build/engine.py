@@ -412,7 +412,7 @@ def _build_decoder(
         executor,
         channel,
         vocab_size=loaded.vocab_size,
-        seed=options.seed,
+        seed=options.seed + config.replica,
         grammars=grammars,
         kind=kind,
         sleeper=sleeper,
