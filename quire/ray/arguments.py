@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from quire.config.command import ConfigError
@@ -28,12 +28,26 @@ def read_arguments(arguments: Mapping[str, Any]) -> Serve:
     Raises:
         ConfigError: an argument does not exist, is not valid, or is decided by Ray.
     """
-    settings = Serve.parse(list(_command_line(arguments)))
+    words = list(_command_line(arguments))
+    _check_names(words)
+    settings = Serve.parse(words)
     for field in sorted(settings.model_fields_set):
         reason = _DECIDED_BY_RAY.get(field)
         if reason is not None and field not in _ALLOWED and field != "host":
             raise ConfigError(f"quire.ray: {field} cannot be set under Ray: {reason}")
     return settings
+
+
+def _check_names(words: Sequence[str]) -> None:
+    """Refuse what is no setting; argparse would print its help, and end the process."""
+    flags = {Serve.flag(field) for field in Serve.model_fields}
+    flags |= {f"--no-{flag[2:]}" for flag in flags}
+    translated, _ = Serve.translate(words)
+    for word in translated:
+        name = word.partition("=")[0]
+        if name.startswith("--") and name not in flags:
+            field = name[2:].replace("-", "_")
+            raise ConfigError(f"quire.ray: there is no setting {field!r}; args has the settings of `quire serve`")
 
 
 def _command_line(arguments: Mapping[str, Any]) -> Iterator[str]:
