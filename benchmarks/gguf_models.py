@@ -3,7 +3,8 @@
     python -m benchmarks.gguf_models qwen3-0.6b TOKENIZER.json --out qwen3-0.6b.gguf
 
 Blocks are random integers with scales that keep activations of usual size. Which tensors have 6 bits is as in
-llama.cpp's files of this type. The tokenizer is one of byte-level BPE with as many tokens as the shape has.
+llama.cpp's files of this type. The tokenizer is one of byte-level BPE; if it has fewer tokens than the shape, unused ones
+follow.
 """
 
 from __future__ import annotations
@@ -106,13 +107,15 @@ def write_tokenizer(writer: GGUFWriter, path: Path, size: int) -> None:
     special = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
     tokens |= special
     names = sorted(tokens, key=tokens.__getitem__)
-    if sorted(tokens.values()) != list(range(size)):
-        raise SystemExit(f"{path} has {len(tokens)} tokens; {size} are expected")
+    if sorted(tokens.values()) != list(range(len(tokens))) or len(tokens) > size:
+        raise SystemExit(f"{path} has {len(tokens)} tokens; at most {size}, numbered from 0, are expected")
+    names += [f"<unused{number}>" for number in range(size - len(names))]
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in tokenizer["model"]["merges"]]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(names)
-    writer.add_token_types([TokenType.CONTROL if name in special else TokenType.NORMAL for name in names])
+    kinds = dict.fromkeys(tokens, TokenType.NORMAL) | dict.fromkeys(special, TokenType.CONTROL)
+    writer.add_token_types([kinds.get(name, TokenType.UNUSED) for name in names])
     writer.add_token_merges(merges)
     writer.add_eos_token_id(tokens["<|im_end|>"])
     writer.add_pad_token_id(tokens["<|endoftext|>"])
@@ -154,7 +157,7 @@ def main() -> None:
     """Write a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=SHAPES)
-    parser.add_argument("tokenizer", type=Path, help="a tokenizer.json of Qwen3, or one of its size")
+    parser.add_argument("tokenizer", type=Path, help="a tokenizer.json of Qwen3, or a smaller one")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     write_model(options.shape, SHAPES[options.shape], options.tokenizer, options.out)
