@@ -3,7 +3,8 @@
     python -m benchmarks.gguf_models qwen3-0.6b TOKENIZER.json --out qwen3-0.6b.gguf
 
 Blocks are random integers with scales that keep activations of usual size. Which tensors have 6 bits is as in
-llama.cpp's files of this type. The tokenizer is one of byte-level BPE with as many tokens as the shape has.
+llama.cpp's files of this type. The tokenizer is one of byte-level BPE; if it has fewer tokens than the shape, unused ones
+follow.
 """
 
 from __future__ import annotations
@@ -100,12 +101,13 @@ def norms(shape: Shape) -> Iterator[tuple[str, int]]:
 
 
 def token_ids(path: Path, size: int) -> dict[str, int]:
-    """Return the tokens of a tokenizer.json by their names; there have to be `size` of them."""
+    """Return the tokens of a tokenizer.json by their names, and unused ones up to `size`."""
     tokenizer = json.loads(path.read_text(encoding="utf-8"))
     ids = tokenizer["model"]["vocab"] | {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
-    if sorted(ids.values()) != list(range(size)):
-        raise SystemExit(f"{path} has {len(ids)} tokens; {size} are expected")
-    return dict(ids)
+    count = len(ids)
+    if sorted(ids.values()) != list(range(count)) or count > size:
+        raise SystemExit(f"{path} has {count} tokens; at most {size}, numbered from 0, are expected")
+    return ids | {f"<unused{number}>": count + number for number in range(size - count)}
 
 
 def write_tokenizer(writer: GGUFWriter, path: Path, size: int) -> None:
@@ -118,7 +120,8 @@ def write_tokenizer(writer: GGUFWriter, path: Path, size: int) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(names)
-    writer.add_token_types([TokenType.CONTROL if name in special else TokenType.NORMAL for name in names])
+    kinds = dict.fromkeys(tokens, TokenType.NORMAL) | dict.fromkeys(special, TokenType.CONTROL)
+    writer.add_token_types([kinds.get(name, TokenType.UNUSED) for name in names])
     writer.add_token_merges(merges)
     writer.add_eos_token_id(tokens["<|im_end|>"])
     writer.add_pad_token_id(tokens["<|endoftext|>"])
@@ -160,7 +163,7 @@ def main() -> None:
     """Write a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=SHAPES)
-    parser.add_argument("tokenizer", type=Path, help="a tokenizer.json of Qwen3, or one of its size")
+    parser.add_argument("tokenizer", type=Path, help="a tokenizer.json of Qwen3, or a smaller one")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     write_model(options.shape, SHAPES[options.shape], options.tokenizer, options.out)
