@@ -3,8 +3,8 @@
     python -m benchmarks.gguf_models qwen3-0.6b TOKENIZER.json --out qwen3-0.6b.gguf
 
 Blocks are random integers with scales that keep activations of usual size. Which tensors have 6 bits is as in
-llama.cpp's files of this type. The tokenizer is one of byte-level BPE; if it has fewer tokens than the shape, unused ones
-follow.
+llama.cpp's files of this type. The tokenizer is one of byte-level BPE; if it has fewer tokens than the shape,
+unused ones follow.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def norms(shape: Shape) -> Iterator[tuple[str, int]]:
 def token_ids(path: Path, size: int) -> dict[str, int]:
     """Return the tokens of a tokenizer.json by their names, and unused ones up to `size`."""
     tokenizer = json.loads(path.read_text(encoding="utf-8"))
-    ids = tokenizer["model"]["vocab"] | {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+    ids: dict[str, int] = tokenizer["model"]["vocab"] | {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
     count = len(ids)
     if sorted(ids.values()) != list(range(count)) or count > size:
         raise SystemExit(f"{path} has {count} tokens; at most {size}, numbered from 0, are expected")

@@ -150,7 +150,7 @@ class Subscriber:
         dealer.setsockopt(zmq.RCVTIMEO, int(PATIENCE * 1000))
         dealer.connect(self._replay_endpoint)
         dealer.send_multipart((b"", start.to_bytes(8)))
-        batches = []
+        batches: list[tuple[int, bytes]] = []
         while True:
             empty, _, sequence, payload = dealer.recv_multipart()
             assert empty == b""
