@@ -30,6 +30,7 @@ from quire.app.factory import create_app
 from quire.app.models import ModelSource
 from quire.app.rate_limits import TokenCounter
 from quire.app.reload import WatchedFiles
+from quire.app.schemas import make_schemas
 from quire.app.server import Server
 from quire.app.stats_log import StatsLog
 from quire.app.tls import Tls, TlsError
@@ -263,6 +264,7 @@ async def _start_helpers(state: ServerState, store: ResponseStore) -> None:
     while not is_due:
         await asyncio.sleep(_QUIET_SECONDS)
         is_due = not state.in_flight or time.monotonic() > latest
+    await make_schemas()
     store.start_checks()
     for model in state.models:
         if isinstance(model, GeneratingModel):
