@@ -135,13 +135,8 @@ def test_several_models_are_refused() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ('{"enabled": true}', "enabled: Extra inputs are not permitted"),
-        ('{"endpoint": "tcp://*"}', "endpoint: Value error, an endpoint is tcp://HOST:PORT"),
-        ('{"publisher": "kafka"}', "publisher: Input should be 'null' or 'zmq'"),
-    ],
-)
-def test_wrong_settings_are_named(value: str, message: str) -> None:
-    assert message in failing(MODEL, "--kv-events-config", value)
+@pytest.mark.parametrize("value", ['{"enabled": true}', '{"endpoint": "tcp://*"}', '{"publisher": "kafka"}', "[]"])
+def test_wrong_settings_are_refused(value: str) -> None:
+    assert "--kv-events-config expects a JSON object with enable_kv_cache_events, publisher" in failing(
+        MODEL, "--kv-events-config", value
+    )
