@@ -144,21 +144,28 @@ class Subscriber:
         return topic, int.from_bytes(sequence), payload
 
     def missed(self, start: int) -> list[tuple[int, bytes]]:
-        """The batches that the server sends again from a sequence number on."""
+        """The sequence numbers and batches that the server sends again, from a number on."""
+        return [(int.from_bytes(sequence), payload) for _, sequence, payload in self._replay(start)]
+
+    def replayed(self) -> list[tuple[bytes, bytes]]:
+        """The topics and batches of all that the server still has."""
+        return [(topic, payload) for topic, _, payload in self._replay(0)]
+
+    def _replay(self, start: int) -> list[tuple[bytes, bytes, bytes]]:
         assert self._replay_endpoint is not None
         dealer: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.RCVTIMEO, int(PATIENCE * 1000))
         dealer.connect(self._replay_endpoint)
         dealer.send_multipart((b"", start.to_bytes(8)))
-        batches: list[tuple[int, bytes]] = []
+        messages: list[tuple[bytes, bytes, bytes]] = []
         while True:
-            empty, _, sequence, payload = dealer.recv_multipart()
+            empty, topic, sequence, payload = dealer.recv_multipart()
             assert empty == b""
             if sequence == END:
                 assert payload == b""
                 dealer.close()
-                return batches
-            batches.append((int.from_bytes(sequence), payload))
+                return messages
+            messages.append((topic, sequence, payload))
 
 
 @dataclass
