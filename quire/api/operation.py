@@ -171,11 +171,11 @@ def _add_replicas(routes: APIRouter, state: ServerState) -> None:
     @routes.post(
         "/scale_elastic_ep", responses={408: {"model": ErrorBody, "description": "requests have not ended in time"}}
     )
-    async def scale(body: ScaleRequest) -> Scaled:
+    async def scale(body: ScaleRequest, request: Request) -> Scaled:
         """Change the number of replicas while they work. Answers when that is done.
 
         New ones get requests once they are loaded. Those with the highest ranks are removed, after their requests have
-        ended; if these do not end in time, all go on.
+        ended; if these do not end in time, or the client disconnects before they have, all go on.
         """
         scaling = state.models[0].scaling
         if scaling is None:
@@ -184,7 +184,7 @@ def _add_replicas(routes: APIRouter, state: ServerState) -> None:
                 "--enable-elastic-ep makes it one of a set."
             )
         try:
-            await scaling.scale(body.new_data_parallel_size, body.drain_timeout)
+            await unless_disconnected(request, scaling.scale(body.new_data_parallel_size, body.drain_timeout))
         except DrainTimedOut as error:
             raise TimedOut(str(error)) from error
         return Scaled(message=f"Scaled to {body.new_data_parallel_size} data parallel engines")

@@ -26,6 +26,8 @@ from quire.engine.client.sleep import Sleeping
 from quire.engine.client.slots import Slots
 from quire.engine.client.stream import Delta, EngineRequest, GenerateRequest, Pooled, PoolRequest
 
+_NEW = 2.0  # weight of tokens that a request adds: they delay it, and those that come after it
+
 
 class ReplicaSet(Engine):
     """The replicas of a model. Belongs to one event loop.
@@ -285,8 +287,9 @@ class ReplicaSet(Engine):
         for replica in (*candidates[first:], *candidates[:first]):
             matched = replica.prefixes.matched(keys) if replica.prefixes is not None else 0
             new = max(1, size - matched * self._keys.block_size)  # the last token is always computed
-            if replica.load.tokens + new < least:
-                best, new_tokens, least = replica, new, replica.load.tokens + new
+            cost = replica.load.tokens + _NEW * new
+            if cost < least:
+                best, new_tokens, least = replica, new, cost
         if best.prefixes is not None:
             best.prefixes.add(keys)
         return best, best.load.begin(new_tokens, answer)
