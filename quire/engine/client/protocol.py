@@ -371,6 +371,7 @@ class StepStats(msgspec.Struct, array_like=True):
     external_queries: int = 0  # tokens that were not in memory, and looked up in a second tier
     external_hits: int = 0
     tier_bytes: int = 0  # that the tier takes, a gauge
+    unwritten_blocks: int = 0  # blocks that the tier lacks, a gauge
     loaded_bytes: int = 0
     load_seconds: float = 0.0
     stored_bytes: int = 0

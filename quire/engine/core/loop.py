@@ -150,6 +150,7 @@ class EngineCore:
         self._preparing: list[tuple[AddRequest, Future[Any]]] = []
         self._in_flight: deque[_SubmittedStep] = deque()
         self._can_prefault = True
+        self._saving = False  # whether blocks may have to be saved, or reported as written
         self._prefault_at = 0.0  # when the core has been idle for long enough to prefault
         self._check_at: float | None = None  # when it has been idle for long enough to check itself
         self._running = True
@@ -260,6 +261,7 @@ class EngineCore:
             offload.measure(self.scheduler, plan, stats.step_seconds)
             offload.save(self.executor.cache)
         offload.count(stats)
+        self._saving = True
 
     def _finish_steps(self) -> None:
         """Wait for all steps in flight."""
@@ -273,21 +275,23 @@ class EngineCore:
         return stats
 
     def _idle(self) -> None:
-        if self._saves and time.monotonic() >= self._prefault_at:
-            assert self._offload is not None
-            assert self.executor.cache is not None
-            if not self._offload.save(self.executor.cache):
-                self._prefault_at = time.monotonic() + _PREFAULT_AFTER  # the tier writes what it has
+        if self._saving and time.monotonic() >= self._prefault_at:
+            self._save()
         if self._can_prefault and time.monotonic() >= self._prefault_at:
             self._can_prefault = self.executor.prefault()
         if self._check_at is not None and time.monotonic() >= self._check_at:
             self._check_at = None
             self.check()
 
-    @property
-    def _saves(self) -> bool:
-        """Whether there are blocks to save for a tier."""
-        return self._offload is not None and self._offload.has_unsaved and self.executor.cache is not None
+    def _save(self) -> None:
+        """Save blocks for a tier while there is nothing else to do, and report once all are written."""
+        assert self._offload is not None
+        can_save = self.executor.cache is not None and self._offload.save(self.executor.cache)
+        if not self._offload.unwritten:
+            self._saving = False
+            self._report_idle()
+        elif not (can_save and self._offload.has_unsaved):
+            self._prefault_at = time.monotonic() + _PREFAULT_AFTER  # the tier writes what it has
 
     def _drain_inbox(self) -> None:
         """Handle all messages that have arrived; wait for one if there is nothing else to do."""
@@ -417,6 +421,8 @@ class EngineCore:
             self._channel.send(CommandDone(serial, error))
 
     def _reset_caches(self, command: ResetCaches) -> None:
+        if command.external and self._offload is None:
+            raise NotNow("There is no prefix cache outside of memory, which --kv-offloading-size makes.")
         if isinstance(self.scheduler, StreamingScheduler):
             if command.preempt:
                 self._check_no_streams()
@@ -425,9 +431,7 @@ class EngineCore:
                 self.scheduler.reset_encoder_cache()
             if command.prefixes:
                 self.scheduler.reset_prefix_cache(preempt=command.preempt)
-            if command.external:
-                if self._offload is None:
-                    raise NotNow("There is no prefix cache outside of memory: --kv-offloading-size was not set.")
+            if command.external and self._offload is not None:
                 self._offload.clear()
 
     def _check_no_streams(self) -> None:
@@ -483,7 +487,10 @@ class EngineCore:
 
     def _report_idle(self) -> None:
         """Send the gauges, since no step will."""
-        self._channel.send(StepOutput([], self._stats()))
+        stats = self._stats()
+        if self._offload is not None:
+            self._offload.count(stats)
+        self._channel.send(StepOutput([], stats))
         self._restart_idle_timers()
 
     def _restart_idle_timers(self) -> None:
@@ -499,7 +506,7 @@ class EngineCore:
             return _PREPARING_WAIT
         if self._postponed:
             return 0.0
-        tasks = [self._prefault_at] if self._can_prefault or self._saves else []
+        tasks = [self._prefault_at] if self._can_prefault or self._saving else []
         if (end := self._profiling.ends_at) is not None:
             tasks.append(end)
         if self._check_at is not None:

@@ -36,6 +36,11 @@ class Offload:
         """Whether blocks are still to be saved."""
         return not self._is_stopped and len(self._unsaved) > 0
 
+    @property
+    def unwritten(self) -> int:
+        """Blocks that are not written yet."""
+        return (0 if self._is_stopped else len(self._unsaved)) + self._worker.unwritten
+
     def before_step(self, cache: KVCache) -> None:
         """Save the blocks that the next step may overwrite."""
         for block, key in self._unsaved.take_leaving():
@@ -77,7 +82,7 @@ class Offload:
     def count(self, stats: StepStats) -> None:
         """Add what was read and written since the last call to the statistics of a step."""
         traffic = self._worker.take_traffic()
-        stats.tier_bytes = self._worker.nbytes
+        stats.tier_bytes, stats.unwritten_blocks = self._worker.nbytes, self.unwritten
         stats.loaded_bytes, stats.load_seconds = traffic.loaded_bytes, traffic.load_seconds
         stats.stored_bytes, stats.store_seconds = traffic.stored_bytes, traffic.store_seconds
 

@@ -309,8 +309,11 @@ class BlockTables:
             for key in _keys(request.hashes[first:unseen], group):
                 self._pool.evict_blocks(self._pool.match([key]))
 
-    def record(self, request: Request, hit: int, stats: StepStats) -> None:
-        """Count the tokens that a request has found, when it enters the batch for the first time."""
+    def record(self, request: Request, hit: int, stats: StepStats, *, has_tier: bool) -> None:
+        """Count the tokens that a request has found, when it enters the batch for the first time.
+
+        `has_tier`: those that were not in memory were looked up in a tier.
+        """
         if request.cached_tokens is None:
             request.cached_tokens = hit
             in_memory = hit if request.found_in_memory is None else min(hit, request.found_in_memory)
@@ -318,6 +321,7 @@ class BlockTables:
             if self._hasher is not None:
                 stats.prefix_queries += len(request.tokens)
                 stats.prefix_hits += in_memory
+            if has_tier:
                 stats.external_queries += len(request.tokens) - in_memory
                 stats.external_hits += request.loaded_tokens
 

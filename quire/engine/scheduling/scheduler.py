@@ -452,7 +452,7 @@ class Scheduler:
             self._tables.enter(request, prefix)
             request.prompt_logprobs = [None] if request.wants_prompt_logprobs else []
             request.mark_scheduled()
-            self._tables.record(request, computed, plan.stats)
+            self._tables.record(request, computed, plan.stats, has_tier=self.loads is not None)
             if self.loads is not None and prefix.count:
                 self.loads.touch(request, prefix)
             entered = (

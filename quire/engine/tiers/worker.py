@@ -75,6 +75,7 @@ class TierWorker:
         self._traffic = TierTraffic()
         self._closes_at: float | None = None
         self._is_stopped = False
+        self._is_writing = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="quire-kv-tier", daemon=True)
         self._thread.start()
@@ -88,6 +89,11 @@ class TierWorker:
     def room(self) -> int:
         """Blocks that `put` still takes."""
         return 0 if self._is_stopped else self._most - len(self._puts)
+
+    @property
+    def unwritten(self) -> int:
+        """Blocks that were put and are not written yet."""
+        return len(self._puts) + self._is_writing
 
     def has(self, key: bytes) -> bool:
         """Return whether a block is probably in the tier."""
@@ -207,6 +213,7 @@ class TierWorker:
                 return partial(self._load, self._current)
             if self._others:
                 return self._others.popleft()
+            self._is_writing = True
             self._changed.notify_all()  # there is room for a block
             return partial(self._put, *self._puts.popleft())
 
@@ -235,7 +242,9 @@ class TierWorker:
 
     def _put(self, key: bytes, data: Buffer) -> None:
         started = time.monotonic()
-        if self._tier.put(key, data):
-            with self._changed:
+        is_kept = self._tier.put(key, data)
+        with self._changed:
+            self._is_writing = False
+            if is_kept:
                 self._traffic.stored_bytes += memoryview(data).nbytes
                 self._traffic.store_seconds += time.monotonic() - started
