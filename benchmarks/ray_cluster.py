@@ -23,7 +23,18 @@ CONFIG = Path(__file__).parents[1] / "deploy" / "ray" / "serve.yaml"
 CALLBACK = "quire.ray.proxy.middlewares"
 _RAY = "from ray.scripts.scripts import main; main()"
 _SERVE = "from ray.serve.scripts import cli; cli()"
-_PATIENCE = 300  # seconds for a start on a busy machine
+_UNTIL_RUNNING = """
+import sys, time, ray
+from ray import serve
+ray.init(address=sys.argv[1], log_to_driver=False)
+while True:
+    application = serve.status().applications.get("quire")
+    states = application.deployments["Quire"].replica_states if application and application.deployments else {}
+    if states == {"RUNNING": int(sys.argv[2])}:
+        break
+    time.sleep(0.2)
+"""
+_PATIENCE = 900  # seconds for a start on a busy machine
 _REPLICA = "ray::ServeReplica:"
 
 
@@ -60,6 +71,11 @@ class Cluster:
                 if process.poll() is not None:
                     raise RuntimeError(self.log.read_text(encoding="utf-8")[-4000:])
                 yield
+
+    def wait_for_replicas(self, number: int) -> None:
+        """Wait until so many replicas may get requests, and none starts or ends."""
+        command = [sys.executable, "-c", _UNTIL_RUNNING, self.address, str(number)]
+        subprocess.run(command, env=dict(self._env), check=True, timeout=_PATIENCE)
 
     @staticmethod
     def replicas() -> list[psutil.Process]:

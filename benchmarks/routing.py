@@ -214,6 +214,7 @@ class Replicas:
         self.index = Index(count)
         self.queued = np.zeros(count)  # blocks that are not computed yet, as the dispatcher believes
         self.running = np.zeros(count)
+        self.given = np.zeros(count)
         self.free_at = [0.0] * count
         self.decoding = [0] * count
         self._turn = 0
@@ -228,9 +229,10 @@ class Replicas:
         new: NDArray[np.float64] = np.full(self.count, blocks)
         if self.policy.by_cache:
             new -= self.index.leading(request.blocks)
-        # Among equals the one with fewer requests, as in `ranked`.
-        costs = cost(new, self.queued, self.running, _REQUEST_COST) + self.running * 1e-9
+        # Among equals those with fewer requests and fewer blocks, as in `ranked`.
+        costs = cost(new, self.queued, self.running, _REQUEST_COST) + self.running * 1e-6 + self.given * 1e-12
         replica = int(np.argmin(costs))
+        self.given[replica] += new[replica]
         if self._believed:
             known = self._believed[replica]
             missing = [block for block in request.blocks if block not in known]

@@ -25,10 +25,12 @@ class Load:
     Attributes:
         queued: blocks of prompts that are not computed yet.
         requests: requests that have not ended.
+        given: blocks that it was given to compute so far, ever.
     """
 
     queued: float = 0.0
     requests: int = 0
+    given: int = 0
 
 
 Number = TypeVar("Number", float, "NDArray[np.float64]")  # of one replica, or an array of all of them
@@ -49,7 +51,10 @@ def cost(new: Number, queued: Number, requests: Number, request_cost: float) -> 
 def ranked(
     blocks: int, cached: Mapping[Replica, int], loads: Mapping[Replica, Load], request_cost: float
 ) -> list[Replica]:
-    """Return the replicas in the order in which they should get a request; among equals the one with fewer requests.
+    """Return the replicas in the order in which they should get a request.
+
+    Among equals the one with fewer requests comes first, then the one that was given fewer blocks: of idle replicas
+    not always the same one, whose cache would be full while those of others are empty.
 
     Args:
         blocks: number of blocks of the request's prompt.
@@ -58,10 +63,10 @@ def ranked(
         request_cost: see `cost`.
     """
 
-    def key(replica: Replica) -> tuple[float, int]:
+    def key(replica: Replica) -> tuple[float, int, int]:
         load = loads[replica]
         new = float(blocks - cached.get(replica, 0))
-        return cost(new, load.queued, float(load.requests), request_cost), load.requests
+        return cost(new, load.queued, float(load.requests), request_cost), load.requests, load.given
 
     return sorted(loads, key=key)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import pickle
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +14,6 @@ from quire.ray.policy import HeldBlocks, Load, ranked
 from quire.ray.prefixes import unpacked
 from quire.ray.proxy import PREFIX
 
-logger = logging.getLogger("ray.serve")
 _UNKNOWN_CAPACITY = 1 << 14  # pieces, before a replica has said its own
 CAPACITY, RECENT = "quire_prefix_capacity", "quire_prefixes"  # routing statistics of replicas
 
@@ -33,16 +32,19 @@ class PrefixRouter(RequestRouter):
         """
         self._request_cost = float(request_cost)
         self._held: dict[ReplicaID, HeldBlocks] = {}
+        self._given: dict[ReplicaID, int] = {}  # pieces
         self._reported: dict[ReplicaID, bytes] = {}
-        self._ongoing: dict[str, ReplicaID] = {}
+        self._ongoing: dict[str, ReplicaID] = {}  # by the internal ids of requests
         self._counts: Counter[ReplicaID] = Counter()
-        self._has_warned = False
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Take note of replicas that were added, removed, or have new statistics."""
         super().update_replicas(replicas)
         present = {replica.replica_id for replica in replicas}
-        self._held = {known: held for known, held in self._held.items() if known in present}
+        self._held = {known: self._held.get(known) or HeldBlocks(_UNKNOWN_CAPACITY) for known in present}
+        # What is new must not get all that others were given before it came.
+        least = min((given for known, given in self._given.items() if known in present), default=0)
+        self._given = {known: self._given.get(known, least) for known in present}
         self._reported = {known: report for known, report in self._reported.items() if known in present}
         self._ongoing = {request: replica for request, replica in self._ongoing.items() if replica in present}
         self._counts = Counter(self._ongoing.values())
@@ -57,34 +59,52 @@ class PrefixRouter(RequestRouter):
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
             hashes = self._prefix_of(pending_request)
-        by_id = {replica.replica_id: replica for replica in candidate_replicas}
-        cached = {known: self._held[known].leading(hashes) for known in by_id if known in self._held}
-        loads = {known: Load(requests=self._counts[known]) for known in by_id}
-        return [[by_id[replica]] for replica in ranked(len(hashes), cached, loads, self._request_cost)]
+        by_id = {replica.replica_id: replica for replica in candidate_replicas if replica.replica_id in self._held}
+        cached = {known: self._held[known].leading(hashes) for known in by_id}
+        loads = {known: Load(requests=self._counts[known], given=self._given[known]) for known in by_id}
+        order = ranked(len(hashes), cached, loads, self._request_cost)
+        if pending_request is not None and order:
+            self._expect(pending_request, order[0], hashes)
+        return [[by_id[replica]] for replica in order]
 
-    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """Note which replica computes a prompt, and has one request more."""
-        self._held_by(replica_id).use(self._prefix_of(pending_request))
-        request = pending_request.metadata.internal_request_id
-        if request not in self._ongoing:
-            self._ongoing[request] = replica_id
-            self._counts[replica_id] += 1
+    def _expect(self, pending: PendingRequest, replica_id: ReplicaID, hashes: Sequence[int]) -> None:
+        """Count a request for a replica at once: others that arrive with it are routed before Ray has sent it."""
+        request = pending.metadata.internal_request_id
+        self._begin(request, replica_id, hashes)
+
+        def settle(chosen: asyncio.Future[RunningReplica]) -> None:
+            if chosen.cancelled() or chosen.exception() is not None:
+                self._end(request)
+            elif chosen.result().replica_id != self._ongoing.get(request, replica_id):
+                self._begin(request, chosen.result().replica_id, hashes)
+
+        pending.future.add_done_callback(settle)
+
+    def _begin(self, request: str, replica_id: ReplicaID, hashes: Sequence[int]) -> None:
+        self._end(request)
+        held = self._held.get(replica_id)
+        if held is None:
+            return
+        self._ongoing[request] = replica_id
+        self._counts[replica_id] += 1
+        self._given[replica_id] += len(hashes) - held.leading(hashes)
+        held.use(hashes)
+
+    def _end(self, request: str) -> None:
+        replica_id = self._ongoing.pop(request, None)
+        if replica_id is not None:
+            self._counts[replica_id] -= 1
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Note that a replica has one request less."""
-        replica = self._ongoing.pop(internal_request_id, None)
-        if replica is not None:
-            self._counts[replica] -= 1
-
-    def _held_by(self, replica_id: ReplicaID) -> HeldBlocks:
-        return self._held.setdefault(replica_id, HeldBlocks(_UNKNOWN_CAPACITY))
+        self._end(internal_request_id)
 
     def _take_report(self, replica_id: ReplicaID, stats: dict[str, Any]) -> None:
         report = stats.get(RECENT)
         if report is None or report == self._reported.get(replica_id):
             return
         self._reported[replica_id] = report
-        held = self._held_by(replica_id)
+        held = self._held[replica_id]
         held.capacity = stats[CAPACITY]
         held.note(unpacked(report))
 

@@ -31,6 +31,12 @@ def test_among_equals_the_replica_with_fewer_requests_comes_first() -> None:
     assert ranked(8, {}, loads, 1.0) == ["idle", "busy"]
 
 
+def test_of_idle_replicas_the_one_that_was_given_less_comes_first() -> None:
+    loads = {"full": Load(given=500), "empty": Load()}
+
+    assert ranked(8, {}, loads, 1.0) == ["empty", "full"]
+
+
 def test_a_prompt_is_held_up_to_its_first_missing_block() -> None:
     held = HeldBlocks(10)
     held.use([1, 2, 3])

@@ -22,7 +22,7 @@ from tests.support.process import eventually
 from tests.support.realtime import RATE, Client, silence
 
 pytest.importorskip("ray")
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(1800)]
 RECORDING = Path(__file__).parents[1] / "app" / "recordings" / "english.flac"
 SPOKEN = "We are going to the mountain in the morning."
 CHAT: dict[str, Any] = {"model": "quire-nano", "temperature": 0, "messages": [{"role": "user", "content": "27 + 58?"}]}
@@ -38,7 +38,7 @@ def running() -> Iterator[Cluster]:
 def two(running: Cluster) -> Iterator[Cluster]:
     """Two replicas, with the config as it is."""
     with running.serving(quire_config()):
-        eventually(lambda: len(running.replicas()) == 2)
+        running.wait_for_replicas(2)
         yield running
 
 
@@ -109,7 +109,7 @@ async def test_of_a_killed_replica_only_its_streams_end_with_an_error(two: Clust
         assert other.is_running()
         answers = await asyncio.gather(*(client.post("/v1/chat/completions", json=CHAT) for _ in range(4)))
         assert {answer.status_code for answer in answers} == {200}
-    eventually(lambda: len(two.replicas()) == 2, 300)
+    await asyncio.to_thread(two.wait_for_replicas, 2)
 
 
 async def test_a_session_of_a_killed_replica_ends_with_an_error_event(two: Cluster) -> None:
@@ -147,23 +147,17 @@ async def test_replicas_come_and_go_with_the_load_without_an_error(running: Clus
             statuses.add((await client.post("/v1/chat/completions", json=body)).status_code)
 
     with running.serving(quire_config(autoscaling_config=scaling)):
-        await _number_of(running, 1)
+        await asyncio.to_thread(running.wait_for_replicas, 1)
         under_load.set()
         async with httpx.AsyncClient(base_url=running.url, timeout=300) as client, asyncio.TaskGroup() as tasks:
             steady = tasks.create_task(ask(client, always=True))
             load = [tasks.create_task(ask(client, always=False)) for _ in range(8)]
-            await _number_of(running, 2)
+            await asyncio.to_thread(running.wait_for_replicas, 2)
             under_load.clear()
             await asyncio.wait(load)
-            await _number_of(running, 1)
+            await asyncio.to_thread(running.wait_for_replicas, 1)
             steady.cancel()
     assert statuses == {200}
-
-
-async def _number_of(running: Cluster, count: int) -> None:
-    async with asyncio.timeout(300):
-        while len(await asyncio.to_thread(running.replicas)) != count:
-            await asyncio.sleep(0.5)
 
 
 def test_nothing_of_a_replica_is_left_when_its_application_has_ended(running: Cluster) -> None:
