@@ -103,7 +103,9 @@ def norms(shape: Shape) -> Iterator[tuple[str, int]]:
 def token_ids(path: Path, size: int) -> dict[str, int]:
     """Return the tokens of a tokenizer.json by their names, and unused ones up to `size`."""
     tokenizer = json.loads(path.read_text(encoding="utf-8"))
-    ids: dict[str, int] = tokenizer["model"]["vocab"] | {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+    ids: dict[str, int] = tokenizer["model"]["vocab"] | {
+        token["content"]: token["id"] for token in tokenizer["added_tokens"]
+    }
     count = len(ids)
     if sorted(ids.values()) != list(range(count)) or count > size:
         raise SystemExit(f"{path} has {count} tokens; at most {size}, numbered from 0, are expected")
