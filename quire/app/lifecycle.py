@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import uvloop
@@ -22,15 +23,16 @@ from quire.api.mcp.servers import ToolServers
 from quire.api.responses.errors import StoreFailed
 from quire.api.responses.service import ResponseService
 from quire.api.responses.store import ResponseStore
-from quire.app.engines import RunningEngine, StepTraces, start_engines
+from quire.app.cores import StepTraces
+from quire.app.engines import RunningEngine, start_engines
 from quire.app.exits import end_process
 from quire.app.factory import create_app
 from quire.app.models import ModelSource
 from quire.app.rate_limits import TokenCounter
 from quire.app.reload import WatchedFiles
+from quire.app.schemas import make_schemas
 from quire.app.server import Server
 from quire.app.stats_log import StatsLog
-from quire.app.supervision import supervise
 from quire.app.tls import Tls, TlsError
 from quire.config.commands import Serve
 from quire.config.key_file import KeyFileError
@@ -160,10 +162,7 @@ class Application:
             watching: what else to do.
         """
         settings, state = self.settings, self.state
-        tasks = [
-            asyncio.create_task(supervise(engine, settings.on_engine_death, state, stop_failed))
-            for engine in self.engines
-        ]
+        tasks = [asyncio.create_task(engine.watch(state, stop_failed)) for engine in self.engines]
         if settings.log_stats:
             logs = [StatsLog(model.names[0], model.client) for model in state.models]
             tasks += [asyncio.create_task(log.write_regularly(settings.log_stats_interval)) for log in logs]
@@ -215,10 +214,8 @@ async def _application(
     )
     options = ServerOptions.of(settings)
     keys = KeyRing(options)
-    for index, model in enumerate(models):
-        model_metrics = ModelMetrics(metrics, model.names[0], index)
-        model_metrics.describe(model.info, EngineOptions.of(settings))
-        model.client.observers.add(model_metrics)
+    for number, (engine, model) in enumerate(zip(engines, models, strict=True)):
+        engine.observe(partial(_model_metrics, {}, metrics, model, EngineOptions.of(settings)), number)
         model.client.observers.add(TokenCounter(keys))
         if traces is not None:
             model.client.observers.add(traces.tracing.observer(model.names[0]))
@@ -250,6 +247,16 @@ async def _application(
         await state.close_media()
 
 
+def _model_metrics(
+    by_rank: dict[int, ModelMetrics], metrics: Metrics, model: ServedModel, options: EngineOptions, rank: int
+) -> ModelMetrics:
+    """The metrics of a core of a model. A rank that is removed and added again has those that it had."""
+    if rank not in by_rank:
+        by_rank[rank] = ModelMetrics(metrics, model.names[0], rank)
+        by_rank[rank].describe(model.info, options)
+    return by_rank[rank]
+
+
 async def _start_helpers(state: ServerState, store: ResponseStore) -> None:
     """Start what few requests need, and would wait for, once there is none, or after a minute on a busy server."""
     latest = time.monotonic() + _LONGEST_WAIT
@@ -257,6 +264,7 @@ async def _start_helpers(state: ServerState, store: ResponseStore) -> None:
     while not is_due:
         await asyncio.sleep(_QUIET_SECONDS)
         is_due = not state.in_flight or time.monotonic() > latest
+    await make_schemas()
     store.start_checks()
     for model in state.models:
         if isinstance(model, GeneratingModel):

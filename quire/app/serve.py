@@ -49,6 +49,8 @@ def run(settings: Serve, configs: ConfigReader | None = None) -> int:
 def find_models(settings: Serve, configs: ConfigReader) -> list[ModelSource]:
     """Return the models of the settings, downloaded where needed; the reader starts to read their configs."""
     sources = resolve_models(settings.model, settings.served_model_name, Lookup.of(ModelOptions.of(settings)))
+    if len(sources) > 1 and settings.kv_events_config:
+        raise ConfigError(f"quire serve: --kv-events-config works with one MODEL, but {len(sources)} are served")
     pooling = PoolingOptions(settings.task, settings.convert, settings.pooler_config)
     configs.start(
         [source.folder for source in sources],
@@ -71,6 +73,7 @@ def check_settings(settings: Serve) -> None:
         )
     if settings.enable_log_outputs and not settings.enable_log_requests:
         raise ConfigError("quire serve: --enable-log-outputs needs --enable-log-requests")
+    _check_replicas(settings)
     check_template(settings, "chat_template")
     if settings.tool_server and importlib.util.find_spec("mcp") is None:
         raise ConfigError("quire serve: --tool-server needs the package mcp: pip install 'quire[mcp]'")
@@ -79,6 +82,28 @@ def check_settings(settings: Serve) -> None:
     _check_certificate(settings)
     _check_otlp(settings)
     _check_keys(settings)
+
+
+def _check_replicas(settings: Serve) -> None:
+    size, rank, local = settings.data_parallel_size, settings.data_parallel_rank, settings.data_parallel_size_local
+    if rank is not None and rank >= size:
+        raise ConfigError(
+            f"quire serve: --data-parallel-rank is {rank}, but must be less than --data-parallel-size {size}"
+        )
+    if rank is not None and settings.enable_elastic_ep:
+        raise ConfigError(
+            "quire serve: --enable-elastic-ep does not work with --data-parallel-rank: a server has one rank"
+        )
+    if rank is None and settings.data_parallel_external_lb:
+        raise ConfigError("quire serve: --data-parallel-external-lb needs --data-parallel-rank, that of this server")
+    if local not in (None, settings.replicas):
+        raise ConfigError(
+            f"quire serve: --data-parallel-size-local is {local}, but must be {settings.replicas}: all replicas of a "
+            "server are on its machine; for more machines give each server a --data-parallel-rank"
+        )
+    if settings.has_replicas and len(settings.model) != 1:
+        flag = "--enable-elastic-ep" if size == 1 else "--data-parallel-size"
+        raise ConfigError(f"quire serve: {flag} works with one MODEL")
 
 
 def _check_parsers(settings: Serve) -> None:
