@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from starlette.types import Message, Receive, Scope, Send
 
+from quire.engine.client.replicas.prefix_index import PrefixIndex
 from quire.ray.ingress import Ingress
-from quire.ray.policy import HeldBlocks
 from quire.ray.prefixes import packed
 from quire.ray.proxy import PREFIX
 
 
-async def _seen(scope: Scope) -> tuple[Scope, HeldBlocks]:
+async def _seen(scope: Scope) -> tuple[Scope, PrefixIndex]:
     """What an app gets of a request, and the prefixes that are noted."""
     seen: list[Scope] = []
 
@@ -21,7 +21,7 @@ async def _seen(scope: Scope) -> tuple[Scope, HeldBlocks]:
     async def send(message: Message) -> None:
         raise AssertionError(message)
 
-    held = HeldBlocks(10)
+    held = PrefixIndex(10)
     await Ingress(app, held)(scope, receive, send)
     return seen[0], held
 
