@@ -368,7 +368,7 @@ def main() -> None:
     """Print a table, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--replicas", type=int, nargs="*", default=[8, 64, 256, 1024])
-    parser.add_argument("--seconds", type=float, default=240.0, help="of simulated time")
+    parser.add_argument("--seconds", type=float, default=120.0, help="of simulated time")
     parser.add_argument("--rate", type=float, default=0.28, help="sessions per second and replica")
     parser.add_argument("--result", type=Path)
     options = parser.parse_args()
@@ -387,15 +387,19 @@ def main() -> None:
                 f"{outcome.ttft_p50:8.3f} {outcome.ttft_p99:8.3f} {outcome.busiest:7.2f}",
                 flush=True,
             )
-    if options.result is not None:
-        result = {
-            "command": f"python -m benchmarks.routing --seconds {options.seconds:g} --rate {options.rate:g}",
-            "shape": asdict(shape),
-            "costs": asdict(costs),
-            "block": BLOCK,
-            "outcomes": [asdict(outcome) for outcome in outcomes],
-        }
-        options.result.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            if options.result is not None:  # each time, as the largest take minutes
+                _write(options.result, options.seconds, options.rate, shape, costs, outcomes)
+
+
+def _write(path: Path, seconds: float, rate: float, shape: Shape, costs: Costs, outcomes: Sequence[Outcome]) -> None:
+    result = {
+        "command": f"python -m benchmarks.routing --seconds {seconds:g} --rate {rate:g}",
+        "shape": asdict(shape),
+        "costs": asdict(costs),
+        "block": BLOCK,
+        "outcomes": [asdict(outcome) for outcome in outcomes],
+    }
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
