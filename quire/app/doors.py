@@ -33,11 +33,13 @@ ROUTES: Mapping[Level, frozenset[str]] = {
         (
             *("/sleep", "/wake_up", "/pause", "/resume", "/update_weights", "/update_weights_from_disk"),
             *("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache", "/start_profile", "/stop_profile"),
+            "/scale_elastic_ep",
         )
     ),
     Level.API: frozenset(
         (
             *("/metrics", "/version", "/load", "/is_sleeping", "/is_paused", "/kv_event_sources"),
+            *("/is_scaling_elastic_ep", "/replicas"),
             *("/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"),
             *("/v1/models", "/v1/models/{name:path}", "/tokenize", "/detokenize", "/tokenizer_info", "/info"),
             *("/v1/completions", "/v1/completions/render", "/v1/chat/completions", "/v1/chat/completions/render"),

@@ -33,6 +33,7 @@ from quire.engine.build.encoder_memory import (
 from quire.engine.build.executor import ExecutorBuild, closing_after_errors, encoder_executor
 from quire.engine.build.kv_events import event_publisher, event_recorder
 from quire.engine.build.ranks import Ranks, set_threads, step_profiler, weight_source
+from quire.engine.build.tier import OpenedTier, open_tier
 from quire.engine.build.transducer import build_transducer
 from quire.engine.build.warm_up import decoder_limits, decoder_plans, warm_up, warm_up_encoder, warm_up_vision
 from quire.engine.client.errors import FrontEndClosed
@@ -69,6 +70,7 @@ from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.residency import BlockResidency
 from quire.engine.scheduling.scheduler import Scheduler
+from quire.engine.scheduling.tier_blocks import LoadRule
 from quire.kernels import gpu
 
 logger = logging.getLogger(__name__)
@@ -402,18 +404,20 @@ def _build_decoder(
         events = None if streaming is not None else event_publisher(options, plan)
     observers = () if events is None else (event_recorder(events, plan),)
     stages = config.parallel.pipeline_parallel_size
-    schedule = partial(_scheduler, options, plan.groups, context_len, num_blocks, stages, observers)
+    tier = None if streaming is not None else open_tier(config, loaded, plan, device)
+    schedule = partial(_scheduler, options, plan.groups, context_len, num_blocks, stages, observers, tier)
     sleeper = _sleeper(config, loaded, device, channel, source, allocate, schedule, build.executor)
     core = EngineCore(
         schedule(loaded) if streaming is None else streaming.scheduler(options, plan.groups, context_len, num_blocks),
         executor,
         channel,
         vocab_size=loaded.vocab_size,
-        seed=options.seed,
+        seed=options.seed + config.replica,
         grammars=grammars,
         kind=kind,
         sleeper=sleeper,
         on_close=_nothing if events is None else events.close,
+        offload=None if tier is None else tier.offload(),
         **_operation(config, loaded, device, source, sleeper, ranks),
     )
     cache_bytes = num_blocks * plan.block_bytes + (0 if ranks is None else ranks.cache_bytes)
@@ -442,6 +446,7 @@ def _scheduler(
     num_blocks: int,
     stages: int,
     observers: Sequence[BlockObserver],
+    tier: OpenedTier | None,
     loaded: LoadedModel,
 ) -> Scheduler:
     max_draft = options.num_speculative_tokens if options.speculative_method == "ngram" else 0
@@ -468,11 +473,18 @@ def _scheduler(
     )
     return Scheduler(
         limits,
-        BlockPool(num_blocks, options.block_size, _residency(options), observers),
+        BlockPool(
+            num_blocks,
+            options.block_size,
+            _residency(options),
+            observers if tier is None else (*observers, tier.unsaved),
+        ),
         groups,
         hasher=hasher_named(options.prefix_caching_hash_algo) if options.enable_prefix_caching else None,
         by_priority=options.scheduling_policy == "priority",
         fair=loaded.pooler is not None,
+        tier=None if tier is None else tier.worker,
+        load_rule=None if tier is None else LoadRule(tier.block_bytes),
     )
 
 

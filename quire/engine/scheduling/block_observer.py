@@ -46,6 +46,10 @@ class BlockObserver(ABC):
     def removed(self, block: int, key: BlockHash, group: int) -> None:
         """Note that a block will be overwritten, or must not be read. The next step that is submitted may write it."""
 
+    def invalidated(self, block: int, key: BlockHash, group: int) -> None:
+        """Note that a block was removed because it may hold NaN, or was not computed; by default as any other."""
+        self.removed(block, key, group)
+
     @abstractmethod
     def cleared(self) -> None:
         """Note that all stored blocks are lost."""

@@ -167,7 +167,7 @@ class BlockPool:
         if self._filling.get(filled.block) is not filled:
             return  # evicted meanwhile
         if failed:
-            self._evict(filled.block)
+            self._evict(filled.block, is_valid=False)
             return
         del self._filling[filled.block]
         if self._observers and filled.request.is_shared:
@@ -185,7 +185,7 @@ class BlockPool:
     def evict_blocks(self, blocks: Iterable[int]) -> None:
         """Invalidate the cached content of blocks, which may be in use: other requests will not find it."""
         for block in blocks:
-            self._evict(block)
+            self._evict(block, is_valid=False)
 
     def evict_all(self) -> None:
         """Invalidate the cached content of all blocks; those in use stay so."""
@@ -227,7 +227,7 @@ class BlockPool:
         assert self._filling.keys().isdisjoint(self._stored), "a block is stored and being filled"
         assert all(self._hash_of[block] is not None for block in self._stored), "an evicted block is stored"
 
-    def _evict(self, block: int) -> None:
+    def _evict(self, block: int, *, is_valid: bool = True) -> None:
         key = self._hash_of[block]
         if key is not None:
             del self._by_hash[key]
@@ -237,4 +237,4 @@ class BlockPool:
                 self.residency.evicted(block)
             if (stored := self._stored.pop(block, None)) is not None:
                 for observer in self._observers:
-                    observer.removed(block, *stored)
+                    (observer.removed if is_valid else observer.invalidated)(block, *stored)

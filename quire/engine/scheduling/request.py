@@ -90,6 +90,9 @@ class Request:
         num_cached_blocks: number of its blocks that are registered in the prefix cache (vLLM: num_cached_block).
         drafter: proposes speculative tokens; None without speculation.
         cached_tokens: prompt tokens found in the prefix cache when the sequence first entered the batch; None before.
+        found_in_memory: part of those that were there before the rest was loaded from a tier; None: nothing was.
+        loaded_tokens: part of `cached_tokens` that was loaded from a tier.
+        was_loaded: blocks were loaded for it since it last left the batch, and it does not wait for others.
         generates: whether tokens are sampled once all known tokens are computed.
         wants_prompt_logprobs: positions of the prompt must still be computed for their log-probabilities.
         token_probs: the result for `SamplingParams.token_probs`, until it is sent.
@@ -129,6 +132,9 @@ class Request:
     num_cached_blocks: int = 0
     drafter: Drafter | None = None
     cached_tokens: int | None = None
+    found_in_memory: int | None = None
+    loaded_tokens: int = 0
+    was_loaded: bool = False
     scheduled_at: float = 0.0
     start: int = 0
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
@@ -373,6 +379,7 @@ class Request:
             prefill_chunks=self.prefill_chunks,
             draft_tokens=self.draft_tokens,
             accepted_tokens=self.accepted_tokens,
+            loaded_tokens=self.loaded_tokens,
         )
         self.token_probs = None
         if self.wants_prompt_logprobs:
