@@ -118,8 +118,8 @@ class Metrics:
         )
         self.waiting_by_reason = self._gauge(
             "num_requests_waiting_by_reason",
-            "Sequences that are not running, by reason; capacity: they wait to be scheduled; deferred: for more input, or "
-            "for KV blocks that are read from the disk; preprocessing: requests whose media are read and prepared; "
+            "Sequences that are not running, by reason; capacity: they wait to be scheduled; deferred: for more input, "
+            "or for KV blocks that are read from the disk; preprocessing: requests whose media are read and prepared; "
             "grammar: requests whose grammar is checked",
             "reason",
         )
