@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pytest
 
-from quire.engine.client.protocol import AddRequest, TokensOutput
+from quire.engine.client.protocol import AddRequest, ErrorOutput, TokensOutput
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.scheduling.block_observer import BlockObserver
 from quire.engine.scheduling.block_tables import ONE_GROUP, BlockGroups
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.limits import SchedulerLimits
-from quire.engine.scheduling.plan import SampledTokens, ScheduledSequence, StepPlan, StepResult
+from quire.engine.scheduling.plan import SampledTokens, ScheduledSequence, SequenceError, StepPlan, StepResult
 from quire.engine.scheduling.scheduler import Scheduler
 
 BLOCK = 4
@@ -72,6 +72,7 @@ class FakeRunner:
         self.written: dict[int, tuple[bool, tuple[int, ...]]] = {}
         self.extended: dict[str, bool] = {}
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
+        self.failing: dict[str, SequenceError] = {}  # requests that the next step with them fails for
 
     def step(self) -> StepPlan:
         plan = self.scheduler.schedule()
@@ -96,7 +97,10 @@ class FakeRunner:
         awaited = {item.request_id for before, _ in self.in_flight for item in before.scheduled if item.samples}
         assert awaited.isdisjoint(item.request_id for item in plan.scheduled)
         if not plan.is_empty or not self.in_flight:
-            self.in_flight.append((plan, StepResult(sampled)))
+            failed = self.failing.keys() & {item.request_id for item in plan.scheduled}
+            errors = {name: self.failing.pop(name) for name in failed}
+            sampled = [tokens for tokens in sampled if tokens.request_id not in errors]
+            self.in_flight.append((plan, StepResult(sampled, errors=errors)))
         if len(self.in_flight) == limits.stages or plan.is_empty:
             self.finish()
         self.scheduler.check()
@@ -105,6 +109,9 @@ class FakeRunner:
     def finish(self) -> None:
         """Give the scheduler the result of the oldest step."""
         for output in self.scheduler.update(*self.in_flight.popleft()):
+            if isinstance(output, ErrorOutput):
+                self.ended[output.request_id] = "error"
+                continue
             assert isinstance(output, TokensOutput)
             self.tokens[output.request_id] += output.token_ids
             if output.finish_reason is not None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
 
 import numpy as np
 from typing_extensions import override
 
+from quire.engine.client.deadline import Deadline
 from quire.engine.client.errors import EngineError
 from quire.engine.client.protocol import FinishReason, PooledArray, PooledOutput, RequestOutput
 from quire.engine.client.records import RequestRecord
 from quire.engine.client.stream import OutputStream, PoolRequest, error_of, pooled_record
+from quire.workers.turns import ENDINGS, turns
 
 # Enough for several steps of short texts. Each takes a slot of the engine: a larger window would leave others less.
 _WINDOW = 128
@@ -237,3 +240,18 @@ class PooledBatch:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+@contextmanager
+def open_batch(
+    client: BatchClient, deadline: Deadline, on_result: OnResult | None, tenant: str
+) -> Iterator[PooledBatch]:
+    """A batch of a client; see `Engine.pool_batch`."""
+    deadline.check()
+    batch = PooledBatch(client, on_result, tenant)
+    stop_alarm = deadline.call(lambda error: turns().run(ENDINGS, partial(batch.fail, error)))
+    try:
+        yield batch
+    finally:
+        stop_alarm()
+        batch.close()

@@ -220,13 +220,23 @@ class CommandSender(Commands):
             raise (RequestRefused if done.invalid else CommandRefused)(done.error)
 
 
+class PauseKeeper(Protocol):
+    """Who has begun a pause, and can end it."""
+
+    def keep(self, begun: BegunPause) -> None:
+        """Stay paused until `Commands.resume`."""
+
+    def give_up(self, begun: BegunPause) -> None:
+        """Leave the engine as it was, or as others want it."""
+
+
 class BegunPause:
     """A pause that is in force. The request for it ends with one of the methods; whichever comes later has no effect.
 
     Neither has an effect after `Commands.resume`.
     """
 
-    def __init__(self, sender: CommandSender) -> None:
+    def __init__(self, sender: PauseKeeper) -> None:
         self._sender = sender
 
     def keep(self) -> None:

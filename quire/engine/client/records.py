@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -142,6 +142,9 @@ class Observer:
         """That is done, or has failed; it has taken so long."""
 
 
+CORE_EVENTS = frozenset(("on_step", "on_tokens", "on_finish", "on_restart", "on_sleep"))  # of the engine's core
+
+
 class Observers(Observer):
     """All observers of an engine. One that fails neither keeps events from the others nor fails requests."""
 
@@ -151,10 +154,10 @@ class Observers(Observer):
         }
         self._on_tokens = self._listeners["on_tokens"]
 
-    def add(self, observer: Observer) -> None:
-        """Tell an observer all events from now on for which its class has a method."""
+    def add(self, observer: Observer, *, without: Collection[str] = ()) -> None:
+        """Tell an observer all events from now on for which its class has a method. `without`: methods to leave out."""
         for name, listeners in self._listeners.items():
-            if getattr(type(observer), name) is not getattr(Observer, name):
+            if name not in without and getattr(type(observer), name) is not getattr(Observer, name):
                 listeners.append(getattr(observer, name))
 
     @override

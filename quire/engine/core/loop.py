@@ -7,7 +7,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -112,6 +112,7 @@ class EngineCore:
         sleeper: Sleeper[Any] | None = None,
         update: WeightUpdate | None = None,
         profiling: Profiling | None = None,
+        on_close: Callable[[], None] = lambda: None,
         offload: Offload | None = None,
     ) -> None:
         """Assemble a core.
@@ -127,6 +128,7 @@ class EngineCore:
             sleeper: frees and restores the memory of the model; None if the engine cannot sleep.
             update: replaces the weights of the model; None if they are never replaced.
             profiling: records steps; None if they never are.
+            on_close: ends what observes the scheduler.
             offload: keeps blocks of the prefix cache in a second tier; None if there is none.
         """
         self.scheduler = scheduler
@@ -140,6 +142,7 @@ class EngineCore:
         self._sleeper = sleeper
         self._update = update
         self._profiling = profiling or Profiling(StepProfiler(None, ""))
+        self._on_close = on_close
         self._offload = offload
         self._gate = Gate()
         self._postponed: deque[ClientMessage] = deque()  # arrived while a command was being run
@@ -211,13 +214,14 @@ class EngineCore:
         self.executor.check()
 
     def close(self) -> None:
-        """End the threads of the executor and of the grammar compiler."""
+        """End the threads of the executor, of the grammar compiler and of what observes the scheduler."""
         self._profiling.close()
         if self._offload is not None:
             self._offload.close(self.executor.cache)
         self.executor.close()
         if self._grammars is not None:
             self._grammars.close()
+        self._on_close()
 
     def _submit(self) -> bool:
         started = time.monotonic()
@@ -347,6 +351,8 @@ class EngineCore:
                     self._offload.forget(self.executor.cache)
                 self.executor.close()
                 self.executor = AsleepExecutor()
+                if isinstance(self.scheduler, Scheduler):
+                    self.scheduler.reset_prefix_cache(preempt=False)  # its observers are those of the next one
                 self.scheduler = self._sleeper.scheduler()  # its prefix cache and encoder cache are empty
             self._sleeper.sleep(level)
             self._channel.send(SleepState(self._sleeper.asleep))

@@ -53,3 +53,6 @@ class BlockObserver(ABC):
     @abstractmethod
     def cleared(self) -> None:
         """Note that all stored blocks are lost."""
+
+    def step_ended(self) -> None:  # noqa: B027 most observers have nothing to do
+        """Note that a step has ended, or the cache was cleared: what was told before belongs together."""

@@ -193,6 +193,12 @@ class BlockPool:
         for observer in self._observers:
             observer.cleared()
         self.evict_blocks([*self._by_hash.values()])
+        self.end_step()
+
+    def end_step(self) -> None:
+        """Tell observers that a step has ended."""
+        for observer in self._observers:
+            observer.step_ended()
 
     def release(self, blocks: Sequence[int]) -> None:
         """Drop a reference to each block. The last blocks of a sequence are evicted before its first."""

@@ -262,6 +262,7 @@ class Scheduler:
                 if output.finish_reason is not None:
                     self._leave(live_request)
         outputs += [self._finish_pooling(live[name], data) for name, data in result.pooled.items() if name in live]
+        self.pool.end_step()
         return outputs
 
     def _end_failed(self, plan: StepPlan, result: StepResult, live: dict[str, Request]) -> list[RequestOutput]:
