@@ -145,7 +145,6 @@ class ServerOptions(Options):
         120.0,
         description="seconds without engine progress after which /health returns 503, or a replica is started again",
     )
-    )
     enable_per_request_metrics: Flag = Field(
         False,
         description="have timings of the request in `metrics` of each answer of completions, chats, responses and "
