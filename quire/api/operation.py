@@ -59,12 +59,12 @@ def _add_caches(routes: APIRouter, state: ServerState) -> None:
         """Let later requests find no KV blocks of earlier ones.
 
         Running requests keep their blocks, which later ones do not find; with `reset_running_requests` they compute
-        their tokens anew.
+        their tokens anew. The files of --kv-offloading-size stay, and later requests find their blocks, unless
+        `reset_external` is true.
         """
-        if reset_external:
-            raise InvalidRequest("There is no prefix cache outside of this server.", "reset_external")
         models = _models(state, model)
-        await each_model(each.client.commands.reset_prefix_cache(preempt=reset_running_requests) for each in models)
+        preempt, external = reset_running_requests, reset_external
+        await each_model(each.client.commands.reset_prefix_cache(preempt=preempt, external=external) for each in models)
         return Response()
 
     @routes.post("/reset_encoder_cache", response_class=Response)

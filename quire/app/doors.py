@@ -38,12 +38,13 @@ ROUTES: Mapping[Level, frozenset[str]] = {
     ),
     Level.API: frozenset(
         (
-            *("/metrics", "/version", "/load", "/is_sleeping", "/is_paused"),
+            *("/metrics", "/version", "/load", "/is_sleeping", "/is_paused", "/kv_event_sources"),
             *("/is_scaling_elastic_ep", "/replicas"),
             *("/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"),
             *("/v1/models", "/v1/models/{name:path}", "/tokenize", "/detokenize", "/tokenizer_info", "/info"),
             *("/v1/completions", "/v1/completions/render", "/v1/chat/completions", "/v1/chat/completions/render"),
             *("/inference/v1/generate", "/invocations", "/v1/messages", "/v1/messages/count_tokens"),
+            *("/v1/messages/render", "/v1/responses/render"),
             *("/v1/responses", "/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel"),
             *("/v1/responses/{response_id}/input_items", "/v1/files", "/v1/files/{file_id}"),
             "/v1/files/{file_id}/content",

@@ -9,12 +9,14 @@ import multiprocessing
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvloop
+from starlette.types import ASGIApp
 
 from quire.api.http.keys import KeyRing
 from quire.api.mcp.servers import ToolServers
@@ -28,6 +30,7 @@ from quire.app.factory import create_app
 from quire.app.models import ModelSource
 from quire.app.rate_limits import TokenCounter
 from quire.app.reload import WatchedFiles
+from quire.app.schemas import make_schemas
 from quire.app.server import Server
 from quire.app.stats_log import StatsLog
 from quire.app.tls import Tls, TlsError
@@ -102,6 +105,85 @@ async def _serve(
     configs: ConfigReader,
     sockets: list[socket.socket],
 ) -> int:
+    async with open_application(settings, sources, configs) as application:
+        tls = None if settings.ssl_certfile is None else Tls(TlsOptions.of(settings))
+        watched = list(_watched_files(settings, tls, application.keys))
+        server = Server(
+            application.asgi,
+            application.state,
+            application.responses,
+            settings,
+            application.sessions,
+            tls,
+            [files.reload for files, _ in watched],
+        )
+        gc.freeze()  # a full collection would search all modules, for 150 ms in which the event loop waits
+        watching = [files.watch() for files, regularly in watched if regularly]
+        async with application.running(server.stop_failed, watching):
+            await server.serve(sockets)
+        return 1 if server.failed or not server.started else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """The ASGI app with all routes, and what it works with.
+
+    Attributes:
+        asgi: the app.
+        state: the models, and the requests that are being answered.
+        responses: responses in the background.
+        sessions: realtime sessions.
+        keys: the keys of clients.
+    """
+
+    settings: Serve
+    engines: Sequence[RunningEngine]
+    store: ResponseStore
+    metrics: Metrics
+    asgi: ASGIApp
+    state: ServerState
+    responses: ResponseService
+    sessions: Sessions
+    keys: KeyRing
+
+    @property
+    def in_flight(self) -> int:
+        """Number of requests, responses in the background and realtime sessions that have not ended."""
+        return self.state.in_flight + self.responses.running + self.sessions.running
+
+    @asynccontextmanager
+    async def running(
+        self, stop_failed: Callable[[str], None], watching: Sequence[Coroutine[Any, Any, None]] = ()
+    ) -> AsyncIterator[None]:
+        """Do meanwhile what goes on beside requests: restart engines, export metrics, write statistics.
+
+        Args:
+            stop_failed: called with a reason when an engine has died, and is not restarted.
+            watching: what else to do.
+        """
+        settings, state = self.settings, self.state
+        tasks = [asyncio.create_task(engine.watch(state, stop_failed)) for engine in self.engines]
+        if settings.log_stats:
+            logs = [StatsLog(model.names[0], model.client) for model in state.models]
+            tasks += [asyncio.create_task(log.write_regularly(settings.log_stats_interval)) for log in logs]
+        tasks += [asyncio.create_task(task) for task in watching]
+        tasks.append(asyncio.create_task(_start_helpers(state, self.store)))
+        tasks.append(asyncio.create_task(state.malloc_trimmer.trim_regularly(lambda: state.in_flight == 0)))
+        try:
+            async with _otlp_metrics(settings, self.metrics, state.models):
+                with state.malloc_trimmer.rationed_collections():
+                    yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def open_application(
+    settings: Serve, sources: Sequence[ModelSource], configs: ConfigReader
+) -> AsyncIterator[Application]:
+    """Load the models, and make the app of them; close all of it at the end."""
     store = ResponseStore(
         settings.response_store, settings.response_ttl, settings.response_store_size, settings.max_client_share
     )
@@ -112,16 +194,14 @@ async def _serve(
             await opening
         async with _traces(settings) as traces, _engines(settings, sources, configs, traces) as engines:
             await opening  # a file in the default location is checked while the models load
-            return await _serve_models(settings, engines, store, sockets, traces)
+            async with _application(settings, engines, store, traces) as application:
+                yield application
 
 
-async def _serve_models(
-    settings: Serve,
-    engines: Sequence[RunningEngine],
-    store: ResponseStore,
-    sockets: list[socket.socket],
-    traces: RunningTraces | None,
-) -> int:
+@asynccontextmanager
+async def _application(
+    settings: Serve, engines: Sequence[RunningEngine], store: ResponseStore, traces: RunningTraces | None
+) -> AsyncIterator[Application]:
     media_memory = MediaMemory(int(settings.max_media_memory), settings.max_client_share)
     models = await asyncio.gather(*(engine.loaded(media_memory) for engine in engines))
     multiprocessing.active_children()  # reaps the process that has read the configs: nobody waits for it
@@ -143,7 +223,6 @@ async def _serve_models(
     if traces is not None:
         tracing = traces.tracing
         traces.export.count_drops(metrics.trace_spans_dropped.inc)
-    stats_logs = [StatsLog(model.names[0], model.client) for model in models] if settings.log_stats else []
     tool_servers = ToolServers(
         urls_by_label(settings.tool_server),
         settings.tool_timeout,
@@ -161,26 +240,11 @@ async def _serve_models(
         utterance_trace=nullcontext if tracing is None else tracing.utterance,
     )
     app = create_app(state, metrics, responses, sessions, options, keys, LogOptions.of(settings), tracing)
-    tls = None if settings.ssl_certfile is None else Tls(TlsOptions.of(settings))
-    watched = list(_watched_files(settings, tls, keys))
-    server = Server(app, state, responses, settings, sessions, tls, [files.reload for files, _ in watched])
-    gc.freeze()  # a full collection would search all modules, for 150 ms in which the event loop waits
-    watching = [asyncio.create_task(engine.watch(state, server.stop_failed)) for engine in engines]
-    watching += [asyncio.create_task(log.write_regularly(settings.log_stats_interval)) for log in stats_logs]
-    watching += [asyncio.create_task(files.watch()) for files, regularly in watched if regularly]
-    watching.append(asyncio.create_task(_start_helpers(state, store)))
-    watching.append(asyncio.create_task(state.malloc_trimmer.trim_regularly(lambda: state.in_flight == 0)))
     try:
-        async with _otlp_metrics(settings, metrics, models):
-            with state.malloc_trimmer.rationed_collections():
-                await server.serve(sockets)
+        yield Application(settings, engines, store, metrics, app, state, responses, sessions, keys)
     finally:
-        for task in watching:
-            task.cancel()
-        await asyncio.gather(*watching, return_exceptions=True)
         await tool_servers.aclose()
         await state.close_media()
-    return 1 if server.failed or not server.started else 0
 
 
 def _model_metrics(
@@ -200,6 +264,7 @@ async def _start_helpers(state: ServerState, store: ResponseStore) -> None:
     while not is_due:
         await asyncio.sleep(_QUIET_SECONDS)
         is_due = not state.in_flight or time.monotonic() > latest
+    await make_schemas()
     store.start_checks()
     for model in state.models:
         if isinstance(model, GeneratingModel):

@@ -11,7 +11,7 @@ from quire.api.http.keys import KeyRing
 from quire.app.exits import end_on_signals
 from quire.app.files import check_readable, check_template
 from quire.app.logs import start_logging
-from quire.app.models import Lookup, resolve_models
+from quire.app.models import Lookup, ModelSource, resolve_models
 from quire.app.sockets import bind_sockets
 from quire.app.tls import Tls, TlsError
 from quire.config.command import ConfigError
@@ -34,15 +34,10 @@ def run(settings: Serve, configs: ConfigReader | None = None) -> int:
     for warning in settings.warnings:
         logger.warning("%s", warning)
     end_on_signals()  # until the server handles them itself
-    _check(settings)
+    check_settings(settings)
     with bind_sockets(ServerOptions.of(settings)) as sockets:
-        sources = resolve_models(settings.model, settings.served_model_name, Lookup.of(ModelOptions.of(settings)))
         configs = configs or ConfigReader()
-        pooling = PoolingOptions(settings.task, settings.convert, settings.pooler_config)
-        configs.start(
-            [source.folder for source in sources],
-            ReadingOptions(settings.model_impl, settings.hf_overrides, pooling, settings.language_model_only),
-        )
+        sources = find_models(settings, configs)
         import_torch()  # while the configs are read
         from quire.app.lifecycle import serve  # noqa: PLC0415 like it
 
@@ -51,7 +46,20 @@ def run(settings: Serve, configs: ConfigReader | None = None) -> int:
         return serve(settings, sources, configs, sockets)
 
 
-def _check(settings: Serve) -> None:
+def find_models(settings: Serve, configs: ConfigReader) -> list[ModelSource]:
+    """Return the models of the settings, downloaded where needed; the reader starts to read their configs."""
+    sources = resolve_models(settings.model, settings.served_model_name, Lookup.of(ModelOptions.of(settings)))
+    if len(sources) > 1 and settings.kv_events_config:
+        raise ConfigError(f"quire serve: --kv-events-config works with one MODEL, but {len(sources)} are served")
+    pooling = PoolingOptions(settings.task, settings.convert, settings.pooler_config)
+    configs.start(
+        [source.folder for source in sources],
+        ReadingOptions(settings.model_impl, settings.hf_overrides, pooling, settings.language_model_only),
+    )
+    return sources
+
+
+def check_settings(settings: Serve) -> None:
     """Refuse settings that contradict each other, or whose files cannot be used."""
     if settings.max_num_batched_tokens < settings.max_num_seqs:
         raise ConfigError(

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
+from quire.config.kv_events import KVEventsConfig, KVEventsOption
 from quire.config.profiler import ProfilerConfig, ProfilerOption
 from quire.config.types import (
     SECRET,
@@ -568,6 +569,20 @@ class EngineOptions(Options):
         "scale for each 64 elements of a head of a token; fp8: float8_e4m3 with the checkpoint's scales, if it has "
         "any, on GPUs of compute capability 8.9 or more",
     )
+    kv_offloading_size: Annotated[float, Field(ge=0, le=1 << 20, allow_inf_nan=False)] = Field(
+        0,
+        description="GiB of the disk for KV blocks of the prefix cache, which later requests read instead of computing "
+        "them, also after a restart; of all models and servers that use the same folder; on CPUs, with one rank; 0: "
+        "none",
+    )
+    kv_offloading_backend: Literal["native"] = Field(
+        "native", description="what keeps KV blocks on the disk; native: Quire itself (lmcache is not supported)"
+    )
+    kv_offloading_path: Path | None = Field(
+        None,
+        description="folder of --kv-offloading-size, on a local disk; its files can be read as prompts by whoever has "
+        "the model; default: quire/kv in the user's cache",
+    )
     kv_cache_free_memory_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
         0.5,
         description="share of the memory that is free after the models are loaded, used for the KV caches of all "
@@ -646,6 +661,12 @@ class EngineOptions(Options):
     kv_cache_metrics_sample: Annotated[float, Field(gt=0, le=1)] = Field(
         0.01, description="share of the KV blocks that --kv-cache-metrics watches"
     )
+    kv_events_config: KVEventsOption = Field(
+        {},
+        description="JSON object by which the events of the prefix cache are published over ZeroMQ, with vLLM's names, "
+        'such as {"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "topic": "kv@10.0.0.5:8000@MODEL"}; who '
+        "can connect reads the tokens of all prompts; works with one MODEL; default: they are not",
+    )
     num_threads: Annotated[int, Field(ge=1, le=1 << 10)] | None = Field(
         None,
         description="CPU threads of the engine, or of each rank; default: all cores, or as many as the CPU limit of a "
@@ -657,6 +678,11 @@ class EngineOptions(Options):
     def profiler(self) -> ProfilerConfig | None:
         """The settings of the profiler; None: there is none."""
         return ProfilerConfig.model_validate(self.profiler_config) if self.profiler_config else None
+
+    @property
+    def kv_events(self) -> KVEventsConfig:
+        """How events of the prefix cache are published, or that they are not."""
+        return KVEventsConfig.model_validate(self.kv_events_config)
 
 
 class AudioOptions(Options):

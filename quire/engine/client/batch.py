@@ -52,6 +52,7 @@ class BatchItem(OutputStream):
         *(
             "_batch",
             "cached_tokens",
+            "loaded_tokens",
             "ended",
             "error",
             "finish_reason",
@@ -68,7 +69,7 @@ class BatchItem(OutputStream):
         self.times = request.new_times()
         self.finish_reason: FinishReason | None = None
         self.finished_by_core = False
-        self.cached_tokens = 0
+        self.cached_tokens = self.loaded_tokens = 0
         self.error = ""
         self.ended: Callable[[], None] | None = None
         self._batch = batch
@@ -86,7 +87,7 @@ class BatchItem(OutputStream):
             return
         self.finished_by_core = True
         self.finish_reason = "stop"
-        self.cached_tokens = output.cached_tokens
+        self.cached_tokens, self.loaded_tokens = output.cached_tokens, output.loaded_tokens
         self._batch.take(self, output.data)
 
     @override
@@ -97,7 +98,7 @@ class BatchItem(OutputStream):
 
     @override
     def record(self, request_id: str) -> RequestRecord:
-        return pooled_record(self, self.request, request_id, self.cached_tokens, self.error)
+        return pooled_record(self, self.request, request_id, self.cached_tokens, self.loaded_tokens, self.error)
 
 
 class PooledBatch:

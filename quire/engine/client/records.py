@@ -61,6 +61,7 @@ class RequestRecord:
         least_cached: of the cached tokens of `answers` sequences, the fewest; 0 where `answers` is.
         prefill_chunks: steps that have computed tokens of the prompt; 0 if it got no token.
         draft_tokens, accepted_tokens: of speculative decoding.
+        loaded_tokens: part of `cached_tokens` that was read from a second tier; also of pooling.
     """
 
     request_id: str
@@ -82,6 +83,7 @@ class RequestRecord:
     prefill_chunks: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    loaded_tokens: int = 0
 
     def add_to_timeline(self) -> None:
         """Add the sequence to the timeline of its HTTP request."""
