@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
 from quire import __version__
+from quire.config.kv_events import KVEventsConfig
 from quire.protocol.common import ErrorBody
 from quire.protocol.errors import Unavailable
 from quire.serving.models import ServerState
@@ -70,6 +72,13 @@ def router(state: ServerState) -> APIRouter:
     async def version() -> Version:
         """The version of Quire."""
         return Version(version=__version__)
+
+    @routes.get("/kv_event_sources")
+    async def kv_event_sources() -> dict[int, KVEventsConfig]:
+        """Where the events of the prefix cache are published (--kv-events-config), by the rank of the replica."""
+        sources = (model.info.kv_events for model in state.models)
+        configs = [KVEventsConfig(**msgspec.to_builtins(source)) for source in sources if source is not None]
+        return dict(enumerate(configs))
 
     @routes.get("/load")
     async def load() -> Load:

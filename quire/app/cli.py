@@ -24,6 +24,16 @@ def prepare_process() -> None:
     use_one_arena()
 
 
+def defer_schemas() -> None:
+    """Let pydantic make the schema of each model when something needs it: all of them take a third of a second.
+
+    A server makes those of its endpoints once it has nothing to do; see `quire.app.schemas`.
+    """
+    from pydantic import BaseModel  # noqa: PLC0415 as all imports, after the process has been prepared
+
+    BaseModel.model_config["defer_build"] = True
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit with its status. `arguments`: those after `quire`; None for those of this process."""
     prepare_process()
@@ -33,13 +43,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     gc.disable()  # imports leave little garbage, and each full collection would search all modules
     try:
+        defer_schemas()
         configs = None
         if arguments is None and words[:1] == ["serve"] and _HELP.isdisjoint(words):
             # Both take long, and begin before the server's own modules are imported.
-            from quire.engine.models.config_reader import ConfigReader  # noqa: PLC0415 for this command only
+            from quire.engine.models.config_cache import ConfigCache  # noqa: PLC0415 for this command only
+            from quire.engine.models.config_reader import ConfigReader  # noqa: PLC0415 like it
             from quire.engine.models.torch_import import start_loading_libraries  # noqa: PLC0415 like it
 
-            configs = ConfigReader(forks=True)
+            configs = ConfigReader()
+            if not ConfigCache().has_any():
+                configs.begin(forks=True)
             start_loading_libraries()
         from quire.app.commands import run_command  # noqa: PLC0415 a quarter of a second of imports
 

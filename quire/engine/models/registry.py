@@ -86,6 +86,11 @@ def registry() -> Registry:
     return made
 
 
+def has_outside_families() -> bool:
+    """Whether other packages have families, usable or not."""
+    return bool(entry_points(group=GROUP))
+
+
 def _add_entry(made: Registry, entry: EntryPoint) -> None:
     try:
         loaded = entry.load()

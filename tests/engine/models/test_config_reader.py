@@ -17,6 +17,7 @@ def test_the_end_of_the_process_is_told(tmp_path: Path, *, has_folders: bool) ->
     """It ends, as by a lack of memory, before the folders are sent to it, or before it has read which they are."""
     others = set(multiprocessing.active_children())
     configs = ConfigReader()
+    configs.begin()
     (process,) = set(multiprocessing.active_children()) - others
     options = ReadingOptions("quire", {}, PoolingOptions())
     if has_folders:

@@ -10,9 +10,9 @@ from pathlib import Path
 from torch import nn
 
 from quire.engine.models.checkpoint.packed_cache import MappedWeights, PackedCache, WrittenWeights, key_of
-from quire.engine.models.checkpoint.user_cache import user_cache
 from quire.engine.models.errors import BrokenFolder
 from quire.engine.models.layers.linear import Packable
+from quire.engine.models.user_cache import user_cache
 from quire.kernels.linear import SavableWeight
 from quire.kernels.packed_groups import PackedGroups
 

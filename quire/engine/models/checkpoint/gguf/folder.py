@@ -25,8 +25,8 @@ from quire.engine.models.checkpoint.gguf.container import open_parts, parts_of
 from quire.engine.models.checkpoint.gguf.facts import GgufFacts, facts_of
 from quire.engine.models.checkpoint.gguf.projector import ARCHITECTURE, KINDS, Projector, kind_of
 from quire.engine.models.checkpoint.gguf.tokenizer import GgufTokenizer
-from quire.engine.models.checkpoint.user_cache import user_cache
 from quire.engine.models.errors import BrokenFolder, ModelError, UnsupportedModel
+from quire.engine.models.user_cache import user_cache
 
 logger = logging.getLogger(__name__)
 METHOD = "gguf"  # `quant_method` in the config of such a folder
