@@ -69,10 +69,11 @@ def engines(client: httpx.Client) -> dict[str, float]:
     return dict(totals)
 
 
-def test_replicas_divide_requests_and_one_that_is_killed_ends_only_its_own(tmp_path: Path) -> None:
+def test_replicas_divide_requests_and_one_that_is_killed_ends_only_its_own(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     folder = tiny_model(tmp_path / "tiny")
-    files = tmp_path / "temporary"
-    files.mkdir()
+    files = tmp_path_factory.mktemp("server")  # a short path, as sockets need it
     flags = ["--data-parallel-size", "2", "--max-num-seqs", "64", "--max-client-share", "1"]
     with serving(str(folder), *flags, env={"TMPDIR": str(files)}) as server, server.http as client:
         assert "2 replicas, each in a process" in server.log
