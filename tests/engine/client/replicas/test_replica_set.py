@@ -46,6 +46,10 @@ def counts(*cores: FakeCore) -> list[int]:
     return [len(prompts(core)) for core in cores]
 
 
+def nothing_runs(engine: ReplicaSet) -> bool:
+    return engine.dead is not None
+
+
 def commands(core: FakeCore) -> list[object]:
     return [message.command for message in core.received if isinstance(message, RunCommand)]
 
@@ -154,7 +158,7 @@ async def test_only_the_requests_of_a_replica_that_dies_fail_and_others_take_ove
         replicas.clients[1].fail("killed")
         with pytest.raises(EngineDead):
             await waiting
-        assert replicas.set.dead is not None
+        assert nothing_runs(replicas.set)
         with pytest.raises(EngineDead), replicas.set.slots(1):
             pass
 
@@ -274,7 +278,7 @@ async def test_commands_go_to_all_replicas_and_a_later_one_catches_up() -> None:
     cores = FakeCore(), FakeCore()
     async with running_set(*cores) as replicas:
         operator = replicas.set.commands
-        await operator.reset_prefix_cache()
+        await operator.reset_prefix_cache(external=True)
         await operator.update_weights(Path("/new"), "abort")
         begun = await operator.pause("keep")
         assert operator.is_paused
@@ -284,9 +288,14 @@ async def test_commands_go_to_all_replicas_and_a_later_one_catches_up() -> None:
         begun.give_up()  # comes later
         assert operator.is_paused
         await operator.resume()
-        assert not operator.is_paused
+        assert not replicas.set.commands.is_paused
         for core in cores:
-            assert commands(core) == [ResetCaches(prefixes=True), UpdateWeights("/new"), Pause(), Resume()]
+            assert commands(core) == [
+                ResetCaches(prefixes=True, external=True),
+                UpdateWeights("/new"),
+                Pause(),
+                Resume(),
+            ]
         assert commands(later)[-1] == Resume()
         assert (await collect(replicas.set, text_request()))[0] == "HELLO"
 
