@@ -153,16 +153,6 @@ def test_requests_that_do_not_end_in_time_keep_their_replica(tmp_path: Path) -> 
             assert [line for line in answer.iter_lines() if line][-1] == "data: [DONE]"
 
 
-@pytest.mark.slow
-def test_a_replica_that_hangs_is_started_again(tmp_path: Path) -> None:
-    folder = tiny_model(tmp_path / "tiny")
-    with serving(str(folder), "-dp", "2", "--stall-timeout", "2") as server, server.http as client:
-        os.kill(cores_and_ranks(server)[0].pid, signal.SIGSTOP)
-        eventually(lambda: "it has made no progress for" in server.log, PATIENCE)
-        eventually(lambda: states(client) == ["ready", "ready"], PATIENCE)
-        assert server.metric("engine_restarts_total") == 1
-
-
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
