@@ -310,7 +310,8 @@ async def test_a_pause_that_is_given_up_leaves_no_replica_paused() -> None:
         (await replicas.set.commands.pause("keep")).give_up()
         assert not replicas.set.commands.is_paused
         await asyncio.gather(*(collect(replicas.set, text_request(f"{index}")) for index in range(4)))
-        cores[0].hold.set()
+        for core in cores:
+            core.hold.set()
         task = await hung(replicas.set, "waits")
         other = await hung(replicas.set, "waits too")
         pausing = asyncio.create_task(replicas.set.commands.pause("wait"))
@@ -318,7 +319,8 @@ async def test_a_pause_that_is_given_up_leaves_no_replica_paused() -> None:
         pausing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await pausing
-        cores[0].hold.clear()
+        for core in cores:
+            core.hold.clear()
         await asyncio.gather(task, other)
         await asyncio.gather(*(collect(replicas.set, text_request(f"{index}")) for index in range(4)))
 
