@@ -18,7 +18,7 @@ from quire.engine.client.errors import CommandRefused, DrainTimedOut, EngineDead
 from quire.engine.client.launch import ProcessPlace
 from quire.engine.client.model_info import ModelInfo
 from quire.engine.client.records import CORE_EVENTS
-from quire.engine.client.replicas.replica import Replica
+from quire.engine.client.replicas.replica import Replica, end_stalled
 from quire.engine.client.replicas.replica_set import ReplicaSet
 from quire.engine.client.replicas.scaling import Scaling
 from quire.engine.execution.devices.select import uses_gpu, visible_gpus
@@ -154,19 +154,10 @@ class Replicas(Scaling):
         try:
             while True:
                 await asyncio.sleep(_CHECK_SECONDS)
-                self._end_stalled(state.stall_timeout)
+                end_stalled(self._set.replicas, state.stall_timeout)
         finally:
             for task in self._tasks.values():
                 task.cancel()
-
-    def _end_stalled(self, seconds: float) -> None:
-        """Have replicas started again that have not answered for so long, if others do: else it is the machine."""
-        if not any(running.replica.is_ready and running.replica.responds for running in self._running):
-            return
-        for running in self._running:
-            stalled = running.client.unresponsive_seconds()
-            if running.client.dead is None and stalled > seconds:
-                running.client.fail(f"it has made no progress for {stalled:.0f} s (--stall-timeout)")
 
     async def _keep(self, running: RunningReplica, state: ServerState, give_up: Callable[[str], None]) -> None:
         """Start a replica again whenever it has died, as long as another one runs."""

@@ -69,10 +69,11 @@ def engines(client: httpx.Client) -> dict[str, float]:
     return dict(totals)
 
 
-def test_replicas_divide_requests_and_one_that_is_killed_ends_only_its_own(tmp_path: Path) -> None:
+def test_replicas_divide_requests_and_one_that_is_killed_ends_only_its_own(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     folder = tiny_model(tmp_path / "tiny")
-    files = tmp_path / "temporary"
-    files.mkdir()
+    files = tmp_path_factory.mktemp("server")  # a short path, as sockets need it
     flags = ["--data-parallel-size", "2", "--max-num-seqs", "64", "--max-client-share", "1"]
     with serving(str(folder), *flags, env={"TMPDIR": str(files)}) as server, server.http as client:
         assert "2 replicas, each in a process" in server.log
@@ -150,16 +151,6 @@ def test_requests_that_do_not_end_in_time_keep_their_replica(tmp_path: Path) -> 
             assert states(client) == ["ready", "ready"]
             client.post("/resume")
             assert [line for line in answer.iter_lines() if line][-1] == "data: [DONE]"
-
-
-@pytest.mark.slow
-def test_a_replica_that_hangs_is_started_again(tmp_path: Path) -> None:
-    folder = tiny_model(tmp_path / "tiny")
-    with serving(str(folder), "-dp", "2", "--stall-timeout", "2") as server, server.http as client:
-        os.kill(cores_and_ranks(server)[0].pid, signal.SIGSTOP)
-        eventually(lambda: "it has made no progress for" in server.log, PATIENCE)
-        eventually(lambda: states(client) == ["ready", "ready"], PATIENCE)
-        assert server.metric("engine_restarts_total") == 1
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from typing_extensions import override
@@ -86,3 +87,14 @@ class Replica(Observer):
     def on_restart(self) -> None:
         """See `Observer`. The new core has yet to become as the others are."""
         self.has_entered = False
+
+
+def end_stalled(replicas: Sequence[Replica], seconds: float) -> None:
+    """Fail replicas that have not answered for so long, if others do: else it is the machine that does not go on."""
+    answering = [replica for replica in replicas if replica.is_ready and replica.responds]
+    if not answering:
+        return
+    for replica in replicas:
+        stalled = replica.client.unresponsive_seconds()
+        if replica not in answering and replica.client.dead is None and stalled > seconds:
+            replica.client.fail(f"it has made no progress for {stalled:.0f} s (--stall-timeout)")
