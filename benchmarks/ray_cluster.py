@@ -101,7 +101,7 @@ def quire_config(**deployment: Any) -> dict[str, Any]:
 
 @contextmanager
 def cluster(cpus: int = 4) -> Iterator[Cluster]:
-    """Start a cluster on this machine, without a dashboard; end it afterwards."""
+    """Start a cluster on this machine, without a dashboard, and end it afterwards; or use that of RAY_ADDRESS."""
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
         env = {
             **os.environ,
@@ -112,14 +112,25 @@ def cluster(cpus: int = 4) -> Iterator[Cluster]:
             "RAY_agent_register_timeout_ms": str(_PATIENCE * 1000),
             "RAY_raylet_start_wait_time_s": str(_PATIENCE),
         }
-        port, log = _free_port(), Path(folder) / "log"
-        arguments = ("start", "--head", f"--port={port}", "--include-dashboard=False", f"--num-cpus={cpus}")
-        more = (f"--temp-dir={folder}", "--object-store-memory=100000000", "--node-ip-address=127.0.0.1", "--block")
-        with _process((_RAY, *arguments, *more), env, log) as process:
-            _wait(lambda: process.poll() is not None or "Ray runtime started" in log.read_text(encoding="utf-8"))
-            if process.poll() is not None:
-                raise RuntimeError(log.read_text(encoding="utf-8")[-4000:])
-            yield Cluster(f"127.0.0.1:{port}", _free_port(), Path(folder) / "serve.log", env)
+        log = Path(folder) / "serve.log"
+        if "RAY_ADDRESS" in os.environ:  # its processes need the variable of the callback
+            yield Cluster(os.environ["RAY_ADDRESS"], _free_port(), log, env)
+            return
+        with _head(folder, env, cpus) as address:
+            yield Cluster(address, _free_port(), log, env)
+
+
+@contextmanager
+def _head(folder: str, env: Mapping[str, str], cpus: int) -> Iterator[str]:
+    """Start a cluster; yields its address."""
+    port, log = _free_port(), Path(folder) / "log"
+    arguments = ("start", "--head", f"--port={port}", "--include-dashboard=False", f"--num-cpus={cpus}")
+    more = (f"--temp-dir={folder}", "--object-store-memory=100000000", "--node-ip-address=127.0.0.1", "--block")
+    with _process((_RAY, *arguments, *more), env, log) as process:
+        _wait(lambda: process.poll() is not None or "Ray runtime started" in log.read_text(encoding="utf-8"))
+        if process.poll() is not None:
+            raise RuntimeError(log.read_text(encoding="utf-8")[-4000:])
+        yield f"127.0.0.1:{port}"
 
 
 @contextmanager

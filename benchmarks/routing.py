@@ -23,7 +23,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.ray.policy import HeldBlocks, cost
+from quire.engine.client.replicas.dispatch import dispatch_cost
+from quire.engine.client.replicas.prefix_index import PrefixIndex
 
 BLOCK = 512  # tokens
 
@@ -201,7 +202,7 @@ POLICIES = (
     Policy("cache-aware, after 10 s, with own dispatches", by_cache=True, delay=10.0, remembers=True),
     Policy("cache-aware, no events, own dispatches", by_cache=True, delay=math.inf, remembers=True),
 )
-_REQUEST_COST = 0.25  # blocks: a decode step of a sequence, against the rate of prompts
+_ANSWER = 180 / BLOCK  # blocks of a usual answer
 
 
 class Replicas:
@@ -210,7 +211,7 @@ class Replicas:
     def __init__(self, count: int, policy: Policy, costs: Costs) -> None:
         cache_blocks = costs.cache_tokens // BLOCK
         self.count, self.policy, self.costs = count, policy, costs
-        self.held = [HeldBlocks(cache_blocks) for _ in range(count)]
+        self.held = [PrefixIndex(cache_blocks) for _ in range(count)]
         self.index = Index(count)
         self.queued = np.zeros(count)  # blocks that are not computed yet, as the dispatcher believes
         self.running = np.zeros(count)
@@ -218,7 +219,7 @@ class Replicas:
         self.free_at = [0.0] * count
         self.decoding = [0] * count
         self._turn = 0
-        self._believed = [HeldBlocks(cache_blocks) for _ in range(count)] if policy.remembers else []
+        self._believed = [PrefixIndex(cache_blocks) for _ in range(count)] if policy.remembers else []
 
     def choose(self, request: Request) -> tuple[int, float]:
         """Return the replica of a request, and the blocks that the dispatcher believes it to compute."""
@@ -230,20 +231,20 @@ class Replicas:
         if self.policy.by_cache:
             new -= self.index.leading(request.blocks)
         # Among equals those with fewer requests and fewer blocks, as in `ranked`.
-        costs = cost(new, self.queued, self.running, _REQUEST_COST) + self.running * 1e-6 + self.given * 1e-12
+        costs = dispatch_cost(self.queued + _ANSWER * self.running, new) + self.running * 1e-6 + self.given * 1e-12
         replica = int(np.argmin(costs))
         self.given[replica] += new[replica]
         if self._believed:
             known = self._believed[replica]
             missing = [block for block in request.blocks if block not in known]
-            evicted = known.use(request.blocks)
+            evicted = known.add(request.blocks)
             self.index.store(replica, missing)
             self.index.remove(replica, evicted)
         return replica, float(new[replica])
 
     def compute(self, replica: int, request: Request, now: float) -> tuple[int, float]:
         """Return the tokens that are cached, and when the prompt is computed."""
-        cached = self.held[replica].leading(request.blocks) * BLOCK
+        cached = self.held[replica].matched(request.blocks) * BLOCK
         tokens = max(1, request.tokens - cached)
         share = 1 + self.costs.decode_share * self.decoding[replica]
         begins = max(now, self.free_at[replica])
@@ -254,7 +255,7 @@ class Replicas:
         """Keep a prompt's blocks in the cache; return those that are new and those that were evicted."""
         held = self.held[replica]
         new = [block for block in request.blocks if block not in held]
-        return new, held.use(request.blocks)
+        return new, held.add(request.blocks)
 
 
 @dataclass(frozen=True)
@@ -367,7 +368,7 @@ def main() -> None:
     """Print a table, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--replicas", type=int, nargs="*", default=[8, 64, 256, 1024])
-    parser.add_argument("--seconds", type=float, default=240.0, help="of simulated time")
+    parser.add_argument("--seconds", type=float, default=120.0, help="of simulated time")
     parser.add_argument("--rate", type=float, default=0.28, help="sessions per second and replica")
     parser.add_argument("--result", type=Path)
     options = parser.parse_args()
@@ -386,15 +387,19 @@ def main() -> None:
                 f"{outcome.ttft_p50:8.3f} {outcome.ttft_p99:8.3f} {outcome.busiest:7.2f}",
                 flush=True,
             )
-    if options.result is not None:
-        result = {
-            "command": f"python -m benchmarks.routing --seconds {options.seconds:g} --rate {options.rate:g}",
-            "shape": asdict(shape),
-            "costs": asdict(costs),
-            "block": BLOCK,
-            "outcomes": [asdict(outcome) for outcome in outcomes],
-        }
-        options.result.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            if options.result is not None:  # each time, as the largest take minutes
+                _write(options.result, options.seconds, options.rate, shape, costs, outcomes)
+
+
+def _write(path: Path, seconds: float, rate: float, shape: Shape, costs: Costs, outcomes: Sequence[Outcome]) -> None:
+    result = {
+        "command": f"python -m benchmarks.routing --seconds {seconds:g} --rate {rate:g}",
+        "shape": asdict(shape),
+        "costs": asdict(costs),
+        "block": BLOCK,
+        "outcomes": [asdict(outcome) for outcome in outcomes],
+    }
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -146,11 +146,6 @@ class Application:
     sessions: Sessions
     keys: KeyRing
 
-    @property
-    def in_flight(self) -> int:
-        """Number of requests, responses in the background and realtime sessions that have not ended."""
-        return self.state.in_flight + self.responses.running + self.sessions.running
-
     @asynccontextmanager
     async def running(
         self, stop_failed: Callable[[str], None], watching: Sequence[Coroutine[Any, Any, None]] = ()

@@ -14,10 +14,10 @@ from starlette.types import ASGIApp
 
 from quire.app.cli import prepare_process
 from quire.config.commands import Serve
+from quire.engine.client.replicas.prefix_index import PrefixIndex
 from quire.ray.arguments import read_arguments
 from quire.ray.autoscaling import RUNNING, WAITING
 from quire.ray.ingress import Ingress
-from quire.ray.policy import HeldBlocks
 from quire.ray.prefixes import PIECE, packed
 from quire.ray.router import CAPACITY, RECENT
 
@@ -44,7 +44,7 @@ class Replica:
         self._application = opened.result()
         models = self._application.state.models
         capacity = sum(model.info.num_blocks * model.info.block_size for model in models) * _BYTES_PER_TOKEN // PIECE
-        self._held = HeldBlocks(max(1, capacity))
+        self._held = PrefixIndex(max(1, capacity))
 
     async def _run(self, settings: Serve, opened: asyncio.Future[Any]) -> None:
         """Hold the app open until the replica ends."""

@@ -7,7 +7,7 @@ import time
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.api.http.request_head import ARRIVED, put_below, request_id_of
-from quire.ray.policy import HeldBlocks
+from quire.engine.client.replicas.prefix_index import PrefixIndex
 from quire.ray.prefixes import unpacked
 from quire.ray.proxy import PREFIX
 
@@ -15,7 +15,7 @@ from quire.ray.proxy import PREFIX
 class Ingress:
     """The app as the ingress of a deployment."""
 
-    def __init__(self, app: ASGIApp, held: HeldBlocks) -> None:
+    def __init__(self, app: ASGIApp, held: PrefixIndex) -> None:
         """Wrap the app. `held`: where prefixes of requests are noted."""
         self._app = app
         self._held = held
@@ -28,5 +28,5 @@ class Ingress:
             state = {ARRIVED: time.monotonic(), "request_id": request_id_of(scope["headers"])}
             scope["state"] = {**scope.get("state", {}), **state}
             if packed := scope.pop(PREFIX, None):
-                self._held.use(unpacked(packed))
+                self._held.add(unpacked(packed))
         await self._app(scope, receive, send)

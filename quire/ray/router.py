@@ -10,7 +10,8 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from quire.ray.policy import HeldBlocks, Load, ranked
+from quire.engine.client.replicas.prefix_index import PrefixIndex
+from quire.ray.policy import Load, ranked
 from quire.ray.prefixes import unpacked
 from quire.ray.proxy import PREFIX
 
@@ -31,7 +32,7 @@ class PrefixRouter(RequestRouter):
         `request_cost`: pieces of 256 bytes of a prompt that count as much as a running request.
         """
         self._request_cost = float(request_cost)
-        self._held: dict[ReplicaID, HeldBlocks] = {}
+        self._held: dict[ReplicaID, PrefixIndex] = {}
         self._given: dict[ReplicaID, int] = {}  # pieces
         self._reported: dict[ReplicaID, bytes] = {}
         self._ongoing: dict[str, ReplicaID] = {}  # by the internal ids of requests
@@ -41,7 +42,7 @@ class PrefixRouter(RequestRouter):
         """Take note of replicas that were added, removed, or have new statistics."""
         super().update_replicas(replicas)
         present = {replica.replica_id for replica in replicas}
-        self._held = {known: self._held.get(known) or HeldBlocks(_UNKNOWN_CAPACITY) for known in present}
+        self._held = {known: self._held.get(known, PrefixIndex(_UNKNOWN_CAPACITY)) for known in present}
         # What is new must not get all that others were given before it came.
         least = min((given for known, given in self._given.items() if known in present), default=0)
         self._given = {known: self._given.get(known, least) for known in present}
@@ -60,9 +61,9 @@ class PrefixRouter(RequestRouter):
             pending_request.routing_context.should_backoff = True
             hashes = self._prefix_of(pending_request)
         by_id = {replica.replica_id: replica for replica in candidate_replicas if replica.replica_id in self._held}
-        cached = {known: self._held[known].leading(hashes) for known in by_id}
+        held = {known: self._held[known].matched(hashes) for known in by_id}
         loads = {known: Load(requests=self._counts[known], given=self._given[known]) for known in by_id}
-        order = ranked(len(hashes), cached, loads, self._request_cost)
+        order = ranked(len(hashes), held, loads, self._request_cost)
         if pending_request is not None and order:
             self._expect(pending_request, order[0], hashes)
         return [[by_id[replica]] for replica in order]
@@ -87,8 +88,8 @@ class PrefixRouter(RequestRouter):
             return
         self._ongoing[request] = replica_id
         self._counts[replica_id] += 1
-        self._given[replica_id] += len(hashes) - held.leading(hashes)
-        held.use(hashes)
+        self._given[replica_id] += len(hashes) - held.matched(hashes)
+        held.add(hashes)
 
     def _end(self, request: str) -> None:
         replica_id = self._ongoing.pop(request, None)
@@ -105,7 +106,7 @@ class PrefixRouter(RequestRouter):
             return
         self._reported[replica_id] = report
         held = self._held[replica_id]
-        held.capacity = stats[CAPACITY]
+        held.resize(stats[CAPACITY])
         held.note(unpacked(report))
 
     def _prefix_of(self, pending_request: PendingRequest) -> Sequence[int]:

@@ -21,7 +21,6 @@ from benchmarks.ray_cluster import Cluster, cluster, quire_config
 from tests.support.process import eventually
 from tests.support.realtime import RATE, Client, silence
 
-pytest.importorskip("ray")
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1800)]
 RECORDING = Path(__file__).parents[1] / "app" / "recordings" / "english.flac"
 SPOKEN = "We are going to the mountain in the morning."

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 import numpy as np
 import xxhash
@@ -65,11 +66,25 @@ class PrefixIndex:
 
     def __init__(self, num_blocks: int) -> None:
         """`num_blocks`: of the replica's KV cache."""
-        self._capacity = min(num_blocks, _MOST_BLOCKS)
-        self._keys: OrderedDict[int, None] = OrderedDict()
+        self._keys: OrderedDict[int, None] = OrderedDict()  # the least recently used first
+        self._capacity = 0
+        self.resize(num_blocks)
 
     def __len__(self) -> int:
         return len(self._keys)
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._keys
+
+    @property
+    def capacity(self) -> int:
+        """How many keys it holds at most."""
+        return self._capacity
+
+    def resize(self, num_blocks: int) -> None:
+        """Take note of how many blocks the replica's KV cache has."""
+        self._capacity = min(num_blocks, _MOST_BLOCKS)
+        self._evict()
 
     def matched(self, keys: Sequence[int]) -> int:
         """Return how many of a prompt's blocks, from its beginning, are there."""
@@ -79,15 +94,28 @@ class PrefixIndex:
                 return index
         return len(keys)
 
-    def add(self, keys: Sequence[int]) -> None:
-        """Note a prompt that is sent to the replica."""
+    def add(self, keys: Sequence[int]) -> list[int]:
+        """Note a prompt that is sent to the replica; return the keys that had to leave for it."""
         known = self._keys
         for key in reversed(keys):
             known[key] = None
             known.move_to_end(key)
-        while len(known) > self._capacity:
-            known.popitem(last=False)
+        return self._evict()
+
+    def note(self, keys: Iterable[int]) -> None:
+        """Note that the replica has blocks, as it says itself; those that are known keep their place."""
+        for key in keys:
+            self._keys.setdefault(key, None)
+        self._evict()
+
+    def recent(self, number: int) -> list[int]:
+        """Return the keys that were used last, the newest first."""
+        return list(islice(reversed(self._keys), number))
 
     def clear(self) -> None:
         """Forget all: the replica's cache is empty."""
         self._keys.clear()
+
+    def _evict(self) -> list[int]:
+        known = self._keys
+        return [known.popitem(last=False)[0] for _ in range(len(known) - self._capacity)]

@@ -18,6 +18,7 @@ from quire.engine.client.model_info import ModelInfo
 from quire.engine.client.origin import check_rank, current_origin
 from quire.engine.client.protocol import MediaItem, StepStats, TokenArray
 from quire.engine.client.records import Observers
+from quire.engine.client.replicas.dispatch import dispatch_cost
 from quire.engine.client.replicas.load import AnswerLength, Work
 from quire.engine.client.replicas.operation import ReplicaCommands, ReplicaSleeping
 from quire.engine.client.replicas.prefix_index import PromptKeys
@@ -25,8 +26,6 @@ from quire.engine.client.replicas.replica import Replica
 from quire.engine.client.sleep import Sleeping
 from quire.engine.client.slots import Slots
 from quire.engine.client.stream import Delta, EngineRequest, GenerateRequest, Pooled, PoolRequest
-
-_NEW = 2.0  # weight of tokens that a request adds: they delay it, and those that come after it
 
 
 class ReplicaSet(Engine):
@@ -287,7 +286,7 @@ class ReplicaSet(Engine):
         for replica in (*candidates[first:], *candidates[:first]):
             matched = replica.prefixes.matched(keys) if replica.prefixes is not None else 0
             new = max(1, size - matched * self._keys.block_size)  # the last token is always computed
-            cost = replica.load.tokens + _NEW * new
+            cost = dispatch_cost(replica.load.tokens, float(new))
             if cost < least:
                 best, new_tokens, least = replica, new, cost
         if best.prefixes is not None:

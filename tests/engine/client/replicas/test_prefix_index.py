@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from quire.engine.client.protocol import PictureItem
 from quire.engine.client.replicas.load import AnswerLength, Load
@@ -68,6 +70,27 @@ def test_prompts_that_were_used_least_recently_leave_first_and_their_ends_before
     assert index.matched([7, 6]) == 0
     index.clear()
     assert len(index) == 0
+
+
+@given(st.lists(st.lists(st.integers(0, 30), max_size=12, unique=True), max_size=30), st.integers(1, 8))
+def test_the_bound_holds_and_all_keys_that_leave_are_told(prompts: list[list[int]], capacity: int) -> None:
+    index = PrefixIndex(capacity)
+    present: set[int] = set()
+    for prompt in prompts:
+        present |= set(prompt)
+        present -= set(index.add(prompt))
+        assert {key for key in range(31) if key in index} == present
+        assert len(index) <= capacity
+        assert index.matched(prompt[:capacity]) == len(prompt[:capacity])
+
+
+def test_what_a_replica_tells_itself_does_not_change_the_order_of_what_is_known() -> None:
+    index = PrefixIndex(3)
+    index.add([1, 2])
+    index.note([2, 5])
+    assert index.recent(2) == [5, 1]
+    index.resize(1)
+    assert (len(index), index.capacity) == (1, 1)
 
 
 def test_work_is_what_is_left_of_a_request() -> None:
