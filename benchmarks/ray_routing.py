@@ -23,7 +23,7 @@ from benchmarks.ray_cluster import cluster, quire_config
 
 _WORDS = ("river", "stone", "letter", "garden", "window", "winter", "copper", "engine", "harbour", "violin", "basket")
 _ROUND_ROBIN = "ray.serve.experimental.round_robin_router:RoundRobinRouter"
-_CACHE_TOKENS = 4096  # of each of two replicas
+_CACHE_TOKENS = 8192  # of each of two replicas
 
 
 @dataclass(frozen=True)
