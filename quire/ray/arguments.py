@@ -12,8 +12,6 @@ from quire.config.options import ConnectionOptions, ParallelOptions, TlsOptions
 
 _LISTENER = "Ray's proxies listen, as http_options of the Serve config says"
 _REPLICAS = [name for name in ParallelOptions.model_fields if name.startswith(("data_parallel", "enable_elastic"))]
-    "enable_elastic_ep"
-]
 _DECIDED_BY_RAY: Mapping[str, str] = {
     **dict.fromkeys(("host", "port", "uds"), _LISTENER),
     **dict.fromkeys(TlsOptions.model_fields, "Ray's proxies do not speak TLS; a proxy in front of them has to"),
