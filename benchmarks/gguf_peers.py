@@ -119,7 +119,7 @@ def token_bytes(model: Path) -> int:
 
 def _folder_tensors(folder: Path) -> dict[str, int]:
     """Return the bytes of all tensors by name."""
-    sizes = {}
+    sizes: dict[str, int] = {}
     for path in folder.glob("*.safetensors"):
         with safe_open(path, "pt") as file:
             sizes |= {name: file.get_tensor(name).nbytes for name in file.keys()}  # noqa: SIM118

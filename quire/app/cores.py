@@ -129,8 +129,9 @@ class RunningCore:
             EngineDead: it could not be loaded.
         """
         await self._handle.join(_STOP_TIMEOUT)
-        gc.unfreeze()
-        gc.collect()  # of a core in a thread: its model and KV cache, before the next ones need their memory
+        if self._place is None:
+            gc.unfreeze()
+            gc.collect()  # its model and KV cache, before the next ones need their memory
         self._handle = self._new_handle()
         await self.client.reconnect(ClientChannel(self._handle.address))
         self._start()

@@ -207,7 +207,7 @@ def served_model(
         media_memory: the memory for media, which all models of a server share; None: the model has its own.
     """
     media_memory = media_memory or MediaMemory(int(settings.max_media_memory), settings.max_client_share)
-    queued = settings.max_num_seqs + settings.max_num_queued_seqs
+    queued = (settings.max_num_seqs + settings.max_num_queued_seqs) * settings.replicas
     new_reader = partial(
         AudioReader,
         AudioOptions.of(settings),

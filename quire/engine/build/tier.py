@@ -11,9 +11,9 @@ from quire.engine.build.core_config import CoreConfig
 from quire.engine.core.offload import Offload
 from quire.engine.execution.devices.device import Device
 from quire.engine.models.checkpoint.packed_cache import key_of
-from quire.engine.models.checkpoint.user_cache import user_cache
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.loader import LoadedModel
+from quire.engine.models.user_cache import user_cache
 from quire.engine.scheduling.tier_blocks import UnsavedBlocks
 from quire.engine.tiers.budget import FolderBusy
 from quire.engine.tiers.disk import DiskTier
