@@ -28,6 +28,7 @@ from quire.serving.models import ServerState
 
 logger = logging.getLogger("quire")
 _LOOK_EVERY = 0.02  # seconds between two looks whether requests have ended
+_CHECK_SECONDS = 5.0  # between two looks whether replicas answer
 _PAUSE = 60.0  # seconds until a replica that could not be started is tried again, while others run
 
 
@@ -151,10 +152,21 @@ class Replicas(Scaling):
         for running in self._running:
             supervise_one(running)
         try:
-            await asyncio.get_running_loop().create_future()
+            while True:
+                await asyncio.sleep(_CHECK_SECONDS)
+                self._end_stalled(state.stall_timeout)
         finally:
             for task in self._tasks.values():
                 task.cancel()
+
+    def _end_stalled(self, seconds: float) -> None:
+        """Have replicas started again that have not answered for so long, if others do: else it is the machine."""
+        if not any(running.replica.is_ready and running.replica.responds for running in self._running):
+            return
+        for running in self._running:
+            stalled = running.client.unresponsive_seconds()
+            if running.client.dead is None and stalled > seconds:
+                running.client.fail(f"it has made no progress for {stalled:.0f} s (--stall-timeout)")
 
     async def _keep(self, running: RunningReplica, state: ServerState, give_up: Callable[[str], None]) -> None:
         """Start a replica again whenever it has died, as long as another one runs."""

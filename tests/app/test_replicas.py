@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import time
 from collections import Counter
 from pathlib import Path
@@ -101,7 +102,7 @@ def test_replicas_divide_requests_and_one_that_is_killed_ends_only_its_own(tmp_p
             not replica["requests"] and not replica["tokens"] for replica in client.get("/replicas").json()["data"]
         )
         children = psutil.Process(server.process.pid).children(recursive=True)
-        server.process.send_signal(15)
+        server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(PATIENCE) == 0
         _, alive = psutil.wait_procs(children, timeout=30)
         assert not alive
@@ -149,6 +150,16 @@ def test_requests_that_do_not_end_in_time_keep_their_replica(tmp_path: Path) -> 
             assert states(client) == ["ready", "ready"]
             client.post("/resume")
             assert [line for line in answer.iter_lines() if line][-1] == "data: [DONE]"
+
+
+@pytest.mark.slow
+def test_a_replica_that_hangs_is_started_again(tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path / "tiny")
+    with serving(str(folder), "-dp", "2", "--stall-timeout", "2") as server, server.http as client:
+        os.kill(cores_and_ranks(server)[0].pid, signal.SIGSTOP)
+        eventually(lambda: "it has made no progress for" in server.log, PATIENCE)
+        eventually(lambda: states(client) == ["ready", "ready"], PATIENCE)
+        assert server.metric("engine_restarts_total") == 1
 
 
 @pytest.mark.parametrize(

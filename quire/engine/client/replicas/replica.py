@@ -24,6 +24,7 @@ class Replica(Observer):
         rank: its number in the set.
         client: the client of its core.
         load: what it has yet to compute.
+        info: facts about the model that its core has loaded; None before.
         prefixes: what its prefix cache probably holds; None if there is none.
         is_loaded: its core was loaded once.
         has_entered: its core is as the others are: it has their weights, and is paused or asleep if they are.
@@ -34,6 +35,7 @@ class Replica(Observer):
         self.rank = rank
         self.client = client
         self.load = Load()
+        self.info: ModelInfo | None = None
         self.prefixes: PrefixIndex | None = None
         self.is_loaded = False
         self.has_entered = False
@@ -67,6 +69,7 @@ class Replica(Observer):
     def describe(self, info: ModelInfo, *, has_prefix_cache: bool) -> None:
         """Take note of the model that its core has loaded."""
         self.prefixes = PrefixIndex(info.num_blocks) if has_prefix_cache and info.num_blocks else None
+        self.info = info
         self.is_loaded = True
 
     def forget_prefixes(self) -> None:
