@@ -66,8 +66,8 @@ def test_memory_is_returned_to_the_system(tmp_path: Path, level: SleepLevel) -> 
     gc.collect()
     engine = Engine(folder, enable_sleep_mode=True, kv_cache_memory_bytes=64 * MIB)
     executor: Any = engine.core.executor
-    executor._cache.ensure_mapped(engine.info.num_blocks - 1)
-    parameter, pages = weakref.ref(next(engine.model.parameters())), weakref.ref(executor._cache)
+    executor.cache.ensure_mapped(engine.info.num_blocks - 1)
+    parameter, pages = weakref.ref(next(engine.model.parameters())), weakref.ref(executor.cache)
     weights = engine.info.weight_bytes / MIB
     assert weights > 40
     del executor, engine.runner
