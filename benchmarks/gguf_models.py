@@ -3,7 +3,8 @@
     python -m benchmarks.gguf_models qwen3-0.6b TOKENIZER.json --out qwen3-0.6b.gguf
 
 Blocks are random integers with scales that keep activations of usual size. Which tensors have 6 bits is as in
-llama.cpp's files of this type. The tokenizer is one of byte-level BPE with as many tokens as the shape has.
+llama.cpp's files of this type. The tokenizer is one of byte-level BPE; if it has fewer tokens than the shape,
+unused ones follow.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, TokenType
 
 _SUPER = 256  # weights of a block
-_CHAT = (
+CHAT = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 _MOSTLY_Q4_K_M = 15
-_WEIGHT_SIZE = 0.02  # standard deviation
+WEIGHT_SIZE = 0.02  # standard deviation
 Blocks = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
 
@@ -50,7 +51,7 @@ def q4_k(rng: np.random.Generator, rows: int, columns: int) -> Blocks:
     """Return blocks of 4 bits: codes from 0 to 15 whose minimum makes them symmetric."""
     scales = rng.integers(24, 64, (rows, columns // _SUPER, 8), np.uint8)
     scales[..., 0] = 63
-    d = _WEIGHT_SIZE / (4.6 * 44)  # 4.6: of codes; 44: the mean scale
+    d = WEIGHT_SIZE / (4.6 * 44)  # 4.6: of codes; 44: the mean scale
     factors = np.broadcast_to(np.array([d, 7.5 * d], np.float16).view(np.uint8), (*scales.shape[:2], 4))
     low, high = scales[..., :4], scales[..., 4:]
     first = low | (high >> 4) << 6  # of scales, and equally of minimums
@@ -64,7 +65,7 @@ def q6_k(rng: np.random.Generator, rows: int, columns: int) -> Blocks:
     blocks = rng.integers(0, 256, (rows, columns // _SUPER, 192), np.uint8)
     scales = rng.integers(48, 128, (*blocks.shape[:2], 16), np.uint8)
     scales[..., 0] = 128  # -128, which the largest one has in real files
-    d = np.array([_WEIGHT_SIZE / (18.5 * 87)], np.float16).view(np.uint8)
+    d = np.array([WEIGHT_SIZE / (18.5 * 87)], np.float16).view(np.uint8)
     return np.concatenate([blocks, scales, np.broadcast_to(d, (*blocks.shape[:2], 2))], -1).reshape(rows, -1)
 
 
@@ -99,25 +100,35 @@ def norms(shape: Shape) -> Iterator[tuple[str, int]]:
         yield f"blk.{layer}.attn_k_norm.weight", shape.head_dim
 
 
+def token_ids(path: Path, size: int) -> dict[str, int]:
+    """Return the tokens of a tokenizer.json by their names, and unused ones up to `size`."""
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    ids: dict[str, int] = tokenizer["model"]["vocab"] | {
+        token["content"]: token["id"] for token in tokenizer["added_tokens"]
+    }
+    count = len(ids)
+    if sorted(ids.values()) != list(range(count)) or count > size:
+        raise SystemExit(f"{path} has {count} tokens; at most {size}, numbered from 0, are expected")
+    return ids | {f"<unused{number}>": count + number for number in range(size - count)}
+
+
 def write_tokenizer(writer: GGUFWriter, path: Path, size: int) -> None:
     """Write the vocabulary of a tokenizer.json."""
+    tokens = token_ids(path, size)
     tokenizer = json.loads(path.read_text(encoding="utf-8"))
-    tokens = dict(tokenizer["model"]["vocab"])
-    special = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
-    tokens |= special
+    special = {token["content"] for token in tokenizer["added_tokens"]}
     names = sorted(tokens, key=tokens.__getitem__)
-    if sorted(tokens.values()) != list(range(size)):
-        raise SystemExit(f"{path} has {len(tokens)} tokens; {size} are expected")
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in tokenizer["model"]["merges"]]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(names)
-    writer.add_token_types([TokenType.CONTROL if name in special else TokenType.NORMAL for name in names])
+    kinds = dict.fromkeys(tokens, TokenType.NORMAL) | dict.fromkeys(special, TokenType.CONTROL)
+    writer.add_token_types([kinds.get(name, TokenType.UNUSED) for name in names])
     writer.add_token_merges(merges)
     writer.add_eos_token_id(tokens["<|im_end|>"])
     writer.add_pad_token_id(tokens["<|endoftext|>"])
     writer.add_add_bos_token(False)
-    writer.add_chat_template(_CHAT)
+    writer.add_chat_template(CHAT)
 
 
 def write_model(name: str, shape: Shape, tokenizer: Path, path: Path) -> None:
@@ -154,7 +165,7 @@ def main() -> None:
     """Write a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=SHAPES)
-    parser.add_argument("tokenizer", type=Path, help="a tokenizer.json of Qwen3, or one of its size")
+    parser.add_argument("tokenizer", type=Path, help="a tokenizer.json of Qwen3, or a smaller one")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     write_model(options.shape, SHAPES[options.shape], options.tokenizer, options.out)

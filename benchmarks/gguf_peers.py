@@ -1,9 +1,11 @@
-"""GGUF files at servers with OpenAI's API, in alternation: decoding alone, 16 streams, and long prompts.
+"""Quantized weights at servers with OpenAI's API, in alternation: decoding alone, 16 streams, and long prompts.
 
     python -m benchmarks.gguf_peers FILE.gguf --out RESULT.json quire='COMMAND' llama='COMMAND'
+    python -m benchmarks.gguf_peers FOLDER --out RESULT.json quire='COMMAND' vllm='COMMAND'
 
 All servers run at the same time, and are loaded in turn; the others wait meanwhile. In commands {model} and {port}
-stand for the file and the port. Prompts are random tokens, so that no cache helps, and requests are streamed:
+stand for the GGUF file, or the folder of safetensors files, and the port. Prompts are random tokens, so that no cache
+helps, and requests are streamed:
 
 - decode: one stream; the time of 128 more tokens than one (`--decoded`),
 - streams: 16 requests at once of 32 tokens, 64 tokens out; output tokens per second of all,
@@ -33,6 +35,7 @@ import aiohttp
 import httpx
 import torch
 from gguf import GGUFReader
+from safetensors import safe_open
 
 from benchmarks.cpu.limits import READ_BYTES, best
 from benchmarks.processes import Server, busy_seconds, session_seconds
@@ -105,9 +108,22 @@ def bandwidth() -> float:
 
 def token_bytes(model: Path) -> int:
     """Return the bytes that a token at batch size 1 reads: all matrices, an embedding only where it is the head too."""
-    tensors = GGUFReader(model).tensors
-    tied = all(tensor.name != "output.weight" for tensor in tensors)
-    return sum(int(tensor.n_bytes) for tensor in tensors if tied or tensor.name != "token_embd.weight")
+    if model.is_dir():
+        sizes, head, table = _folder_tensors(model), "lm_head.", "model.embed_tokens.weight"
+    else:
+        sizes = {tensor.name: int(tensor.n_bytes) for tensor in GGUFReader(model).tensors}
+        head, table = "output.", "token_embd.weight"
+    tied = not any(name.startswith(head) for name in sizes)
+    return sum(size for name, size in sizes.items() if tied or name != table)
+
+
+def _folder_tensors(folder: Path) -> dict[str, int]:
+    """Return the bytes of all tensors by name."""
+    sizes: dict[str, int] = {}
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            sizes |= {name: file.get_tensor(name).nbytes for name in file.keys()}  # noqa: SIM118
+    return sizes
 
 
 def measure(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, Any]]:

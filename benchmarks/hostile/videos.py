@@ -134,6 +134,9 @@ def _numbers() -> Iterator[Medium]:
         yield _video("frames", f"mov of {count}", make, may_be_read=count < 300_000)
         make = partial(_muxed, "matroska", "vp8", partial(_repeated_last, "WebM", count), 1)
         yield _video("frames", f"matroska of {count}", make, may_be_read=count < 300_000)
+    for container, codec, frames, count in (("flv", "flv1", "FLV", 300_000), ("mpegts", "mpeg2video", "TS", 200_000)):
+        make = partial(_muxed, container, codec, partial(_repeated_last, frames, count), 1)
+        yield _video("frames", f"{container} of {count}", make)
     for count in (100, 900):
         yield _video("tracks", f"MKV of {count}", partial(_many_tracks, count), may_be_read=True)
     for depth in (100, 1_000_000):

@@ -13,12 +13,17 @@ from starlette.responses import Response
 from quire.api.http.routing import CheckedRoute
 from quire.api.http.sse import unless_disconnected
 from quire.engine.client.commands import BegunPause, PauseMode
-from quire.engine.client.errors import RequestRefused
+from quire.engine.client.errors import DrainTimedOut, RequestRefused
 from quire.protocol.common import ERRORS, ErrorBody
-from quire.protocol.errors import InvalidRequest, PermissionDenied, shorten
+from quire.protocol.errors import InvalidRequest, PermissionDenied, TimedOut, shorten
 from quire.protocol.operation import (
     Paused,
     PauseStatus,
+    ReplicaList,
+    ReplicaStatus,
+    Scaled,
+    ScaleRequest,
+    ScalingStatus,
     UpdateWeightsFromDiskRequest,
     UpdateWeightsFromDiskResponse,
     UpdateWeightsRequest,
@@ -40,6 +45,7 @@ def router(state: ServerState) -> APIRouter:
     _add_pauses(routes, state)
     _add_weights(routes, state)
     _add_profiles(routes, state)
+    _add_replicas(routes, state)
     return routes
 
 
@@ -53,12 +59,12 @@ def _add_caches(routes: APIRouter, state: ServerState) -> None:
         """Let later requests find no KV blocks of earlier ones.
 
         Running requests keep their blocks, which later ones do not find; with `reset_running_requests` they compute
-        their tokens anew.
+        their tokens anew. The files of --kv-offloading-size stay, and later requests find their blocks, unless
+        `reset_external` is true.
         """
-        if reset_external:
-            raise InvalidRequest("There is no prefix cache outside of this server.", "reset_external")
         models = _models(state, model)
-        await each_model(each.client.commands.reset_prefix_cache(preempt=reset_running_requests) for each in models)
+        preempt, external = reset_running_requests, reset_external
+        await each_model(each.client.commands.reset_prefix_cache(preempt=preempt, external=external) for each in models)
         return Response()
 
     @routes.post("/reset_encoder_cache", response_class=Response)
@@ -159,6 +165,53 @@ def _add_profiles(routes: APIRouter, state: ServerState) -> None:
         _require_profiler(state)
         await state.model(model).client.commands.stop_profile()
         return Response()
+
+
+def _add_replicas(routes: APIRouter, state: ServerState) -> None:
+    @routes.post(
+        "/scale_elastic_ep", responses={408: {"model": ErrorBody, "description": "requests have not ended in time"}}
+    )
+    async def scale(body: ScaleRequest, request: Request) -> Scaled:
+        """Change the number of replicas while they work. Answers when that is done.
+
+        New ones get requests once they are loaded. Those with the highest ranks are removed, after their requests have
+        ended; if these do not end in time, or the client disconnects before they have, all go on.
+        """
+        scaling = state.models[0].scaling
+        if scaling is None:
+            raise InvalidRequest(
+                "The server was started with one engine, which is no replica: --data-parallel-size or "
+                "--enable-elastic-ep makes it one of a set."
+            )
+        try:
+            await unless_disconnected(request, scaling.scale(body.new_data_parallel_size, body.drain_timeout))
+        except DrainTimedOut as error:
+            raise TimedOut(str(error)) from error
+        return Scaled(message=f"Scaled to {body.new_data_parallel_size} data parallel engines")
+
+    @routes.post("/is_scaling_elastic_ep")
+    async def is_scaling() -> ScalingStatus:
+        """Whether the number of replicas is being changed."""
+        sets = [model.scaling for model in state.models if model.scaling is not None]
+        return ScalingStatus(is_scaling_elastic_ep=any(scaling.is_scaling for scaling in sets))
+
+    @routes.get("/replicas")
+    async def replicas() -> ReplicaList:
+        """The replicas of each model that has some, and what they have to do."""
+        return ReplicaList(
+            data=[
+                ReplicaStatus(
+                    model=model.names[0],
+                    engine=replica.rank,
+                    state=replica.state,
+                    requests=replica.client.open_streams,
+                    tokens=round(replica.load.tokens),
+                )
+                for model in state.models
+                if model.scaling is not None
+                for replica in model.scaling.replicas
+            ]
+        )
 
 
 async def _pause(models: Iterable[ServedModel], mode: PauseMode, *, clear_cache: bool) -> None:

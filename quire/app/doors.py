@@ -33,15 +33,18 @@ ROUTES: Mapping[Level, frozenset[str]] = {
         (
             *("/sleep", "/wake_up", "/pause", "/resume", "/update_weights", "/update_weights_from_disk"),
             *("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache", "/start_profile", "/stop_profile"),
+            "/scale_elastic_ep",
         )
     ),
     Level.API: frozenset(
         (
-            *("/metrics", "/version", "/load", "/is_sleeping", "/is_paused"),
+            *("/metrics", "/version", "/load", "/is_sleeping", "/is_paused", "/kv_event_sources"),
+            *("/is_scaling_elastic_ep", "/replicas"),
             *("/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"),
             *("/v1/models", "/v1/models/{name:path}", "/tokenize", "/detokenize", "/tokenizer_info", "/info"),
             *("/v1/completions", "/v1/completions/render", "/v1/chat/completions", "/v1/chat/completions/render"),
             *("/inference/v1/generate", "/invocations", "/v1/messages", "/v1/messages/count_tokens"),
+            *("/v1/messages/render", "/v1/responses/render"),
             *("/v1/responses", "/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel"),
             *("/v1/responses/{response_id}/input_items", "/v1/files", "/v1/files/{file_id}"),
             "/v1/files/{file_id}/content",

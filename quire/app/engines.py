@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-import gc
-import logging
-import os
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 
-from quire.app.logs import flush_logs, start_logging
+from quire.app.cores import CoreFactory, NewObserver, SingleCore, StepTraces
+from quire.app.logs import start_logging
 from quire.app.models import ModelSource
+from quire.app.replicas import Replicas
 from quire.config.commands import Serve
-from quire.config.options import ChatOptions, EngineOptions, LogOptions, ModelOptions, ParallelOptions
+from quire.config.options import ChatOptions, EngineOptions, ModelOptions, ParallelOptions
 from quire.engine.build.core_config import CoreConfig, with_room_for_pictures
-from quire.engine.build.engine import serve_core
-from quire.engine.client.engine_client import EngineClient
-from quire.engine.client.launch import CoreEntry, CoreHandle, ProcessCore, ThreadCore
-from quire.engine.client.request_log import RequestLog
-from quire.engine.client.step_observer import StepObserver
-from quire.engine.client.transport import ClientChannel, flush_messages
+from quire.engine.client.engine import Engine
+from quire.engine.client.model_info import ModelInfo
+from quire.engine.client.slots import Slots
 from quire.engine.execution.devices.select import uses_gpu
 from quire.engine.execution.memory import MemoryShare, free_memory
 from quire.engine.models.config_reader import ConfigReader
 from quire.engine.models.family import WithoutCache
 from quire.engine.models.model_config import ModelConfig
 from quire.multimodal.memory import MediaMemory
-from quire.otlp.settings import TraceSettings
 from quire.rendering.renderer import Renderer
 from quire.rendering.tokenizer import Tokenizer
 from quire.serving.defaults import read_defaults
-from quire.serving.models import ModelParts, ServedModel, served_model
-
-logger = logging.getLogger(__name__)
-_STOP_TIMEOUT = 2.0  # seconds; part of the time that a shutdown may take after the drain
-_FLUSH_SECONDS = 0.5  # for spans of the steps
+from quire.serving.models import ModelParts, ServedModel, ServerState, served_model
 
 
 def weight_bytes(source: ModelSource) -> int:
@@ -52,19 +42,6 @@ def host_share(sources: Sequence[ModelSource]) -> MemoryShare | None:
     if len(sources) < 2:
         return None
     return MemoryShare(max(0, free_memory() - sum(map(weight_bytes, sources))) // len(sources))
-
-
-@dataclass(frozen=True, slots=True)
-class StepTraces:
-    """How the steps of engines are traced.
-
-    Attributes:
-        settings: for engines in processes of their own.
-        new_observer: watches the steps of an engine in a thread.
-    """
-
-    settings: TraceSettings
-    new_observer: Callable[[], StepObserver]
 
 
 async def start_engines(
@@ -92,7 +69,7 @@ async def start_engines(
         share = gpu_share(sources[index:], model_configs[index:], sum(nbytes for _, nbytes in steps))
         engine = RunningEngine(source, config, settings, share, traces)
         yield engine
-        info = await engine.client.ready()
+        info = await engine.ready()
         # The memory of other processes is seen as it is.
         steps.append((engine, 0 if settings.engine_process else info.step_bytes))
     for engine, step in steps:
@@ -111,24 +88,12 @@ def gpu_share(sources: Sequence[ModelSource], configs: Sequence[ModelConfig], st
     return MemoryShare(0, max(1, with_cache), sum(map(weight_bytes, sources[1:])), steps)
 
 
-def serve_core_in_process(config: CoreConfig, logs: LogOptions, traces: TraceSettings | None, address: str) -> None:
-    """Body of a core's process. `traces`: where its steps are exported to; None: they are not traced."""
-    start_logging(logs.log_level, logs.log_format)
-    if traces is None:
-        serve_core(config, address)
-    else:
-        from quire.tracing.start import start_traces  # noqa: PLC0415 imports OpenTelemetry
-
-        running = start_traces(traces)
-        serve_core(config, address, running.step_observer())
-        running.export.close(_FLUSH_SECONDS)
-    flush_messages()
-    flush_logs()
-    os._exit(0)  # all is closed; Python's own exit takes seconds with torch
-
-
 class RunningEngine:
-    """The engine core of a model, and its client."""
+    """The engine of a model, of one core or of replicas.
+
+    Attributes:
+        client: the engine.
+    """
 
     def __init__(
         self,
@@ -138,38 +103,52 @@ class RunningEngine:
         memory_share: MemoryShare | None,
         traces: StepTraces | None = None,
     ) -> None:
-        """Start loading the model; `loaded` waits for it."""
+        """Start loading the model; `loaded` waits for it.
+
+        Raises:
+            ModelError: there are not enough GPUs for its replicas.
+        """
         self._source = source
         self._settings = settings
-        self._traces = traces
         self._tokenizer = Tokenizer.load(source.folder)
+        factory = CoreFactory(
+            settings,
+            self._config(model_config),
+            self._tokenizer,
+            Slots(settings.max_num_seqs + settings.max_num_queued_seqs, settings.max_client_share),
+            traces,
+        )
+        self._model: ServedModel | None = None
+        self._cores: SingleCore | Replicas
+        if settings.has_replicas:
+            self._cores = Replicas(factory, weight_bytes(source))
+        else:
+            self._cores = SingleCore(factory, memory_share)
+        self.client: Engine = self._cores.engine
+
+    def _config(self, model_config: ModelConfig) -> CoreConfig:
+        settings = self._settings
         options = EngineOptions.of(settings)
         if "max_num_batched_tokens" not in settings.model_fields_set:
             options = with_room_for_pictures(options, model_config)
-        self._config = CoreConfig(
-            folder=source.folder,
+        return CoreConfig(
+            folder=self._source.folder,
             model_config=model_config,
             model=ModelOptions.of(settings),
             engine=options,
             parallel=ParallelOptions.of(settings),
-            memory_share=memory_share,
             start_process=partial(
                 start_logging, "debug" if settings.log_level == "debug" else "error", settings.log_format
             ),
         )
-        self._handle = self._new_handle()
-        self.client = EngineClient(
-            ClientChannel(self._handle.address),
-            self._tokenizer.backend,
-            capacity=settings.max_num_seqs + settings.max_num_queued_seqs,
-            share=settings.max_client_share,
-        )
-        if settings.enable_log_requests:
-            self.client.request_log = RequestLog(
-                self._tokenizer.backend, settings.max_log_len, has_outputs=settings.enable_log_outputs
-            )
-        self._start()
-        self._model: ServedModel | None = None
+
+    async def ready(self) -> ModelInfo:
+        """Wait until all cores are loaded.
+
+        Raises:
+            EngineDead: one could not be loaded.
+        """
+        return await self._cores.ready()
 
     async def loaded(self, media_memory: MediaMemory | None = None) -> ServedModel:
         """The model, once it has been loaded.
@@ -180,7 +159,7 @@ class RunningEngine:
         Raises:
             EngineDead: it could not be loaded.
         """
-        info = await self.client.ready()
+        info = await self.ready()
         settings = self._settings
         folder = self._source.folder
         renderer = Renderer(
@@ -189,7 +168,7 @@ class RunningEngine:
             ChatOptions.of(settings),
             info.max_model_len,
             media_tokens=info.media_tokens,
-            max_queued=settings.max_num_seqs + settings.max_num_queued_seqs,
+            max_queued=self.client.capacity,
             share=settings.max_client_share,
         )
         defaults = read_defaults(
@@ -207,43 +186,35 @@ class RunningEngine:
             info=info,
             defaults=defaults,
             priority_scheduling=settings.scheduling_policy == "priority",
+            scaling=self._cores if isinstance(self._cores, Replicas) else None,
         )
         self._model = served_model(parts, folder, settings, media_memory)
         return self._model
 
+    def observe(self, new_observer: NewObserver, number: int) -> None:
+        """Have each core observed.
+
+        Args:
+            new_observer: gives the observer of a core, by its rank.
+            number: of the engine, which is its rank if there are no replicas.
+        """
+        self._cores.observe(new_observer, number)
+
+    async def watch(self, state: ServerState, give_up: Callable[[str], None]) -> None:
+        """Start cores again that die, until that is hopeless; then call `give_up` with the reason."""
+        await self._cores.watch(state, give_up)
+
     def set_memory_share(self, share: MemoryShare) -> None:
         """Set what a core that is started later may take, when all other engines are built."""
-        self._config = replace(self._config, memory_share=share)
+        self._cores.set_memory_share(share)
 
     async def restart(self) -> None:
-        """Start another core in place of one that has died, and wait until it is loaded.
-
-        Raises:
-            EngineDead: it could not be loaded.
-        """
-        await self._handle.join(_STOP_TIMEOUT)
-        gc.unfreeze()
-        gc.collect()  # of a core in a thread: its model and KV cache, before the next ones need their memory
-        self._handle = self._new_handle()
-        await self.client.reconnect(ClientChannel(self._handle.address))
-        self._start()
-        await self.client.ready()
+        """Start another core in place of one that has died; see `SingleCore.restart`."""
+        assert isinstance(self._cores, SingleCore)
+        await self._cores.restart()
 
     async def stop(self) -> None:
-        """Stop the core, loaded or not, and wait until it has ended, but not for long."""
+        """Stop all cores, loaded or not, and wait until they have ended, but not for long."""
         if self._model is not None:
             await self._model.close()
-        connected = await self.client.close()
-        await self._handle.join(_STOP_TIMEOUT if connected else 0.0)
-
-    def _new_handle(self) -> CoreHandle:
-        return ProcessCore() if self._settings.engine_process else ThreadCore()
-
-    def _start(self) -> None:
-        traces = self._traces
-        if self._settings.engine_process:
-            logs, exported = LogOptions.of(self._settings), None if traces is None else traces.settings
-            body: CoreEntry = partial(serve_core_in_process, self._config, logs, exported)
-        else:
-            body = partial(serve_core, self._config, observer=None if traces is None else traces.new_observer())
-        self._handle.start(body, self.client.fail)
+        await self._cores.stop()

@@ -9,18 +9,22 @@ import multiprocessing
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, nullcontext
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import uvloop
+from starlette.types import ASGIApp
 
 from quire.api.http.keys import KeyRing
 from quire.api.mcp.servers import ToolServers
 from quire.api.responses.errors import StoreFailed
 from quire.api.responses.service import ResponseService
 from quire.api.responses.store import ResponseStore
-from quire.app.engines import RunningEngine, StepTraces, start_engines
+from quire.app.cores import StepTraces
+from quire.app.engines import RunningEngine, start_engines
 from quire.app.exits import end_process
 from quire.app.factory import create_app
 from quire.app.models import ModelSource
@@ -29,7 +33,6 @@ from quire.app.reload import WatchedFiles
 from quire.app.schemas import make_schemas
 from quire.app.server import Server
 from quire.app.stats_log import StatsLog
-from quire.app.supervision import supervise
 from quire.app.tls import Tls, TlsError
 from quire.config.commands import Serve
 from quire.config.key_file import KeyFileError
@@ -102,6 +105,80 @@ async def _serve(
     configs: ConfigReader,
     sockets: list[socket.socket],
 ) -> int:
+    async with open_application(settings, sources, configs) as application:
+        tls = None if settings.ssl_certfile is None else Tls(TlsOptions.of(settings))
+        watched = list(_watched_files(settings, tls, application.keys))
+        server = Server(
+            application.asgi,
+            application.state,
+            application.responses,
+            settings,
+            application.sessions,
+            tls,
+            [files.reload for files, _ in watched],
+        )
+        gc.freeze()  # a full collection would search all modules, for 150 ms in which the event loop waits
+        watching = [files.watch() for files, regularly in watched if regularly]
+        async with application.running(server.stop_failed, watching):
+            await server.serve(sockets)
+        return 1 if server.failed or not server.started else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """The ASGI app with all routes, and what it works with.
+
+    Attributes:
+        asgi: the app.
+        state: the models, and the requests that are being answered.
+        responses: responses in the background.
+        sessions: realtime sessions.
+        keys: the keys of clients.
+    """
+
+    settings: Serve
+    engines: Sequence[RunningEngine]
+    store: ResponseStore
+    metrics: Metrics
+    asgi: ASGIApp
+    state: ServerState
+    responses: ResponseService
+    sessions: Sessions
+    keys: KeyRing
+
+    @asynccontextmanager
+    async def running(
+        self, stop_failed: Callable[[str], None], watching: Sequence[Coroutine[Any, Any, None]] = ()
+    ) -> AsyncIterator[None]:
+        """Do meanwhile what goes on beside requests: restart engines, export metrics, write statistics.
+
+        Args:
+            stop_failed: called with a reason when an engine has died, and is not restarted.
+            watching: what else to do.
+        """
+        settings, state = self.settings, self.state
+        tasks = [asyncio.create_task(engine.watch(state, stop_failed)) for engine in self.engines]
+        if settings.log_stats:
+            logs = [StatsLog(model.names[0], model.client) for model in state.models]
+            tasks += [asyncio.create_task(log.write_regularly(settings.log_stats_interval)) for log in logs]
+        tasks += [asyncio.create_task(task) for task in watching]
+        tasks.append(asyncio.create_task(_start_helpers(state, self.store)))
+        tasks.append(asyncio.create_task(state.malloc_trimmer.trim_regularly(lambda: state.in_flight == 0)))
+        try:
+            async with _otlp_metrics(settings, self.metrics, state.models):
+                with state.malloc_trimmer.rationed_collections():
+                    yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def open_application(
+    settings: Serve, sources: Sequence[ModelSource], configs: ConfigReader
+) -> AsyncIterator[Application]:
+    """Load the models, and make the app of them; close all of it at the end."""
     store = ResponseStore(
         settings.response_store, settings.response_ttl, settings.response_store_size, settings.max_client_share
     )
@@ -112,16 +189,14 @@ async def _serve(
             await opening
         async with _traces(settings) as traces, _engines(settings, sources, configs, traces) as engines:
             await opening  # a file in the default location is checked while the models load
-            return await _serve_models(settings, engines, store, sockets, traces)
+            async with _application(settings, engines, store, traces) as application:
+                yield application
 
 
-async def _serve_models(
-    settings: Serve,
-    engines: Sequence[RunningEngine],
-    store: ResponseStore,
-    sockets: list[socket.socket],
-    traces: RunningTraces | None,
-) -> int:
+@asynccontextmanager
+async def _application(
+    settings: Serve, engines: Sequence[RunningEngine], store: ResponseStore, traces: RunningTraces | None
+) -> AsyncIterator[Application]:
     media_memory = MediaMemory(int(settings.max_media_memory), settings.max_client_share)
     models = await asyncio.gather(*(engine.loaded(media_memory) for engine in engines))
     multiprocessing.active_children()  # reaps the process that has read the configs: nobody waits for it
@@ -134,10 +209,8 @@ async def _serve_models(
     )
     options = ServerOptions.of(settings)
     keys = KeyRing(options)
-    for index, model in enumerate(models):
-        model_metrics = ModelMetrics(metrics, model.names[0], index)
-        model_metrics.describe(model.info, EngineOptions.of(settings))
-        model.client.observers.add(model_metrics)
+    for number, (engine, model) in enumerate(zip(engines, models, strict=True)):
+        engine.observe(partial(_model_metrics, {}, metrics, model, EngineOptions.of(settings)), number)
         model.client.observers.add(TokenCounter(keys))
         if traces is not None:
             model.client.observers.add(traces.tracing.observer(model.names[0]))
@@ -145,7 +218,6 @@ async def _serve_models(
     if traces is not None:
         tracing = traces.tracing
         traces.export.count_drops(metrics.trace_spans_dropped.inc)
-    stats_logs = [StatsLog(model.names[0], model.client) for model in models] if settings.log_stats else []
     tool_servers = ToolServers(
         urls_by_label(settings.tool_server),
         settings.tool_timeout,
@@ -163,29 +235,21 @@ async def _serve_models(
         utterance_trace=nullcontext if tracing is None else tracing.utterance,
     )
     app = create_app(state, metrics, responses, sessions, options, keys, LogOptions.of(settings), tracing)
-    tls = None if settings.ssl_certfile is None else Tls(TlsOptions.of(settings))
-    watched = list(_watched_files(settings, tls, keys))
-    server = Server(app, state, responses, settings, sessions, tls, [files.reload for files, _ in watched])
-    gc.freeze()  # a full collection would search all modules, for 150 ms in which the event loop waits
-    watching = [
-        asyncio.create_task(supervise(engine, settings.on_engine_death, state, server.stop_failed))
-        for engine in engines
-    ]
-    watching += [asyncio.create_task(log.write_regularly(settings.log_stats_interval)) for log in stats_logs]
-    watching += [asyncio.create_task(files.watch()) for files, regularly in watched if regularly]
-    watching.append(asyncio.create_task(_start_helpers(state, store)))
-    watching.append(asyncio.create_task(state.malloc_trimmer.trim_regularly(lambda: state.in_flight == 0)))
     try:
-        async with _otlp_metrics(settings, metrics, models):
-            with state.malloc_trimmer.rationed_collections():
-                await server.serve(sockets)
+        yield Application(settings, engines, store, metrics, app, state, responses, sessions, keys)
     finally:
-        for task in watching:
-            task.cancel()
-        await asyncio.gather(*watching, return_exceptions=True)
         await tool_servers.aclose()
         await state.close_media()
-    return 1 if server.failed or not server.started else 0
+
+
+def _model_metrics(
+    by_rank: dict[int, ModelMetrics], metrics: Metrics, model: ServedModel, options: EngineOptions, rank: int
+) -> ModelMetrics:
+    """The metrics of a core of a model. A rank that is removed and added again has those that it had."""
+    if rank not in by_rank:
+        by_rank[rank] = ModelMetrics(metrics, model.names[0], rank)
+        by_rank[rank].describe(model.info, options)
+    return by_rank[rank]
 
 
 async def _start_helpers(state: ServerState, store: ResponseStore) -> None:

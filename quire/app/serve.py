@@ -11,7 +11,7 @@ from quire.api.http.keys import KeyRing
 from quire.app.exits import end_on_signals
 from quire.app.files import check_readable, check_template
 from quire.app.logs import start_logging
-from quire.app.models import Lookup, resolve_models
+from quire.app.models import Lookup, ModelSource, resolve_models
 from quire.app.sockets import bind_sockets
 from quire.app.tls import Tls, TlsError
 from quire.config.command import ConfigError
@@ -34,15 +34,10 @@ def run(settings: Serve, configs: ConfigReader | None = None) -> int:
     for warning in settings.warnings:
         logger.warning("%s", warning)
     end_on_signals()  # until the server handles them itself
-    _check(settings)
+    check_settings(settings)
     with bind_sockets(ServerOptions.of(settings)) as sockets:
-        sources = resolve_models(settings.model, settings.served_model_name, Lookup.of(ModelOptions.of(settings)))
         configs = configs or ConfigReader()
-        pooling = PoolingOptions(settings.task, settings.convert, settings.pooler_config)
-        configs.start(
-            [source.folder for source in sources],
-            ReadingOptions(settings.model_impl, settings.hf_overrides, pooling, settings.language_model_only),
-        )
+        sources = find_models(settings, configs)
         import_torch()  # while the configs are read
         from quire.app.lifecycle import serve  # noqa: PLC0415 like it
 
@@ -51,7 +46,20 @@ def run(settings: Serve, configs: ConfigReader | None = None) -> int:
         return serve(settings, sources, configs, sockets)
 
 
-def _check(settings: Serve) -> None:
+def find_models(settings: Serve, configs: ConfigReader) -> list[ModelSource]:
+    """Return the models of the settings, downloaded where needed; the reader starts to read their configs."""
+    sources = resolve_models(settings.model, settings.served_model_name, Lookup.of(ModelOptions.of(settings)))
+    if len(sources) > 1 and settings.kv_events_config:
+        raise ConfigError(f"quire serve: --kv-events-config works with one MODEL, but {len(sources)} are served")
+    pooling = PoolingOptions(settings.task, settings.convert, settings.pooler_config)
+    configs.start(
+        [source.folder for source in sources],
+        ReadingOptions(settings.model_impl, settings.hf_overrides, pooling, settings.language_model_only),
+    )
+    return sources
+
+
+def check_settings(settings: Serve) -> None:
     """Refuse settings that contradict each other, or whose files cannot be used."""
     if settings.max_num_batched_tokens < settings.max_num_seqs:
         raise ConfigError(
@@ -65,6 +73,7 @@ def _check(settings: Serve) -> None:
         )
     if settings.enable_log_outputs and not settings.enable_log_requests:
         raise ConfigError("quire serve: --enable-log-outputs needs --enable-log-requests")
+    _check_replicas(settings)
     check_template(settings, "chat_template")
     if settings.tool_server and importlib.util.find_spec("mcp") is None:
         raise ConfigError("quire serve: --tool-server needs the package mcp: pip install 'quire[mcp]'")
@@ -73,6 +82,28 @@ def _check(settings: Serve) -> None:
     _check_certificate(settings)
     _check_otlp(settings)
     _check_keys(settings)
+
+
+def _check_replicas(settings: Serve) -> None:
+    size, rank, local = settings.data_parallel_size, settings.data_parallel_rank, settings.data_parallel_size_local
+    if rank is not None and rank >= size:
+        raise ConfigError(
+            f"quire serve: --data-parallel-rank is {rank}, but must be less than --data-parallel-size {size}"
+        )
+    if rank is not None and settings.enable_elastic_ep:
+        raise ConfigError(
+            "quire serve: --enable-elastic-ep does not work with --data-parallel-rank: a server has one rank"
+        )
+    if rank is None and settings.data_parallel_external_lb:
+        raise ConfigError("quire serve: --data-parallel-external-lb needs --data-parallel-rank, that of this server")
+    if local not in (None, settings.replicas):
+        raise ConfigError(
+            f"quire serve: --data-parallel-size-local is {local}, but must be {settings.replicas}: all replicas of a "
+            "server are on its machine; for more machines give each server a --data-parallel-rank"
+        )
+    if settings.has_replicas and len(settings.model) != 1:
+        flag = "--enable-elastic-ep" if size == 1 else "--data-parallel-size"
+        raise ConfigError(f"quire serve: {flag} works with one MODEL")
 
 
 def _check_parsers(settings: Serve) -> None:

@@ -22,19 +22,21 @@ _STABLE_AFTER = 300.0  # seconds; an engine that has run for so long starts agai
 class Restartable(Protocol):
     """An engine: its client, which outlives its cores, and a way to start another core."""
 
-    client: EngineClient
+    @property
+    def client(self) -> EngineClient:
+        """The client of its core."""
 
-    async def restart(self) -> None:
+    async def restart(self) -> object:
         """Start another core in place of one that has died; raises EngineDead if it cannot be loaded."""
 
 
 async def supervise(
-    engine: Restartable, policy: DeathPolicy, state: ServerState, give_up: Callable[[str], None]
+    engine: Restartable, policy: Callable[[], DeathPolicy], state: ServerState, give_up: Callable[[str], None]
 ) -> None:
     """Wait for an engine to die and restart it, until it cannot be restarted; then call `give_up` with the reason.
 
     Between two attempts is a growing delay, so that an engine that dies on start does not keep the machine busy.
-    While the server drains, nothing is restarted: it ends the engines itself.
+    While the server drains, nothing is restarted: it ends the engines itself. `policy`: what to do now.
     """
     attempt = 0
     while True:
@@ -43,7 +45,7 @@ async def supervise(
         if time.monotonic() - started > _STABLE_AFTER:
             attempt = 0
         restarted = False
-        while policy == "restart" and attempt < _ATTEMPTS and not restarted and not state.draining:
+        while policy() == "restart" and attempt < _ATTEMPTS and not restarted and not state.draining:
             attempt += 1
             try:
                 await _restart(engine, reason, attempt)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
+from quire.config.kv_events import KVEventsConfig, KVEventsOption
 from quire.config.profiler import ProfilerConfig, ProfilerOption
 from quire.config.types import (
     SECRET,
@@ -141,7 +142,10 @@ class ServerOptions(Options):
         20.0,
         description="seconds after SIGTERM until running requests are aborted; the process ends within 5 more seconds",
     )
-    stall_timeout: Seconds = Field(120.0, description="seconds without engine progress after which /health returns 503")
+    stall_timeout: Seconds = Field(
+        120.0,
+        description="seconds without engine progress after which /health returns 503, or a replica is started again",
+    )
     enable_per_request_metrics: Flag = Field(
         False,
         description="have timings of the request in `metrics` of each answer of completions, chats, responses and "
@@ -482,6 +486,37 @@ class ParallelOptions(Options):
         description="give each rank of --tensor-parallel-size whole experts of a mixture of experts, instead of a part "
         "of each expert",
     )
+    data_parallel_size: Annotated[int, Field(ge=1, le=64)] = Field(
+        1,
+        description="number of replicas of the model, which are engines in processes of their own; the server divides "
+        "the CPU's cores or the GPUs among them, and sends a request to where it makes the least new work",
+    )
+    data_parallel_size_local: Annotated[int, Field(ge=1, le=64)] | None = Field(
+        None, description="number of replicas on this machine, which must be all: the same as --data-parallel-size"
+    )
+    data_parallel_rank: Annotated[int, Field(ge=0, lt=1 << 16)] | None = Field(
+        None,
+        description="this server has one replica only, with this rank of --data-parallel-size, and others are servers "
+        "of their own behind a load balancer; metrics have the rank in their label `engine`",
+    )
+    data_parallel_external_lb: Flag = Field(
+        False,
+        description="a load balancer divides requests among servers; needs --data-parallel-rank",
+    )
+    enable_elastic_ep: Flag = Field(
+        False,
+        description="run the engine in a process even with one replica, so that POST /scale_elastic_ep can add others",
+    )
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether the server has a set of replicas, of which there may be one at first."""
+        return self.data_parallel_rank is None and (self.data_parallel_size > 1 or self.enable_elastic_ep)
+
+    @property
+    def replicas(self) -> int:
+        """Number of replicas that the server starts with."""
+        return self.data_parallel_size if self.data_parallel_rank is None else 1
 
 
 class ChatOptions(Options):
@@ -533,6 +568,20 @@ class EngineOptions(Options):
         "and the device has it; bfloat16, float16: that of the model, for models that run in it; int8: 8 bits with a "
         "scale for each 64 elements of a head of a token; fp8: float8_e4m3 with the checkpoint's scales, if it has "
         "any, on GPUs of compute capability 8.9 or more",
+    )
+    kv_offloading_size: Annotated[float, Field(ge=0, le=1 << 20, allow_inf_nan=False)] = Field(
+        0,
+        description="GiB of the disk for KV blocks of the prefix cache, which later requests read instead of computing "
+        "them, also after a restart; of all models and servers that use the same folder; on CPUs, with one rank; 0: "
+        "none",
+    )
+    kv_offloading_backend: Literal["native"] = Field(
+        "native", description="what keeps KV blocks on the disk; native: Quire itself (lmcache is not supported)"
+    )
+    kv_offloading_path: Path | None = Field(
+        None,
+        description="folder of --kv-offloading-size, on a local disk; its files can be read as prompts by whoever has "
+        "the model; default: quire/kv in the user's cache",
     )
     kv_cache_free_memory_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
         0.5,
@@ -602,7 +651,7 @@ class EngineOptions(Options):
     on_engine_death: Literal["exit", "restart"] = Field(
         "exit",
         description="action when an engine has died; exit: stop the server with status 1; restart: load the model "
-        "again, up to five times in a row",
+        "again, up to five times in a row; a replica is always started again while another one runs",
     )
     kv_cache_metrics: Flag = Field(
         False,
@@ -612,10 +661,16 @@ class EngineOptions(Options):
     kv_cache_metrics_sample: Annotated[float, Field(gt=0, le=1)] = Field(
         0.01, description="share of the KV blocks that --kv-cache-metrics watches"
     )
+    kv_events_config: KVEventsOption = Field(
+        {},
+        description="JSON object by which the events of the prefix cache are published over ZeroMQ, with vLLM's names, "
+        'such as {"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "topic": "kv@10.0.0.5:8000@MODEL"}; who '
+        "can connect reads the tokens of all prompts; works with one MODEL; default: they are not",
+    )
     num_threads: Annotated[int, Field(ge=1, le=1 << 10)] | None = Field(
         None,
         description="CPU threads of the engine, or of each rank; default: all cores, or as many as the CPU limit of a "
-        "container, divided among the ranks",
+        "container, divided among replicas and ranks",
     )
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = Field(0, description="base seed for requests without `seed`")
 
@@ -623,6 +678,11 @@ class EngineOptions(Options):
     def profiler(self) -> ProfilerConfig | None:
         """The settings of the profiler; None: there is none."""
         return ProfilerConfig.model_validate(self.profiler_config) if self.profiler_config else None
+
+    @property
+    def kv_events(self) -> KVEventsConfig:
+        """How events of the prefix cache are published, or that they are not."""
+        return KVEventsConfig.model_validate(self.kv_events_config)
 
 
 class AudioOptions(Options):

@@ -17,6 +17,8 @@ PREFIX, VLLM_PREFIX = "quire:", "vllm:"
 # Metrics that vLLM does not have.
 _QUIRE_ONLY = frozenset(
     (
+        "kv_offload_used_bytes",
+        "kv_offload_unwritten_blocks",
         *("kv_cache_blocks_used", "step_duration_seconds", "engine_restarts", "audio_seconds"),
         *(
             "encoder_cache_queries",

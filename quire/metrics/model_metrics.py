@@ -27,6 +27,12 @@ from quire.metrics.prometheus import Metrics
 _STEP_COUNTERS = {
     "prefix_queries": "prefix_queries",
     "prefix_hits": "prefix_hits",
+    "external_queries": "external_queries",
+    "external_hits": "external_hits",
+    "load_bytes": "loaded_bytes",
+    "load_seconds": "load_seconds",
+    "store_bytes": "stored_bytes",
+    "store_seconds": "store_seconds",
     "encoder_queries": "item_queries",
     "encoder_hits": "item_hits",
     "preemptions": "preemptions",
@@ -45,7 +51,7 @@ _HISTOGRAMS = (
     *("request_preemptions", "preprocess", "grammar"),
 )
 _REASONS = ("stop", "length", "abort", "error")
-_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")  # of prompt tokens; nothing comes from outside
+_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")  # of prompt tokens
 _SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 _FrontWait = Literal["preprocessing", "grammar"]  # what a request waits for before the engine gets it
 
@@ -79,6 +85,7 @@ class _Ended(msgspec.Struct, frozen=True, gc=False):
     reason: FinishReason
     prompt: int
     cached: int
+    loaded: int
     output: int
     max_tokens: int
     preemptions: int
@@ -95,6 +102,7 @@ class _Ended(msgspec.Struct, frozen=True, gc=False):
             record.finish_reason,
             record.prompt_tokens,
             record.cached_tokens,
+            record.loaded_tokens,
             record.output_tokens,
             record.max_tokens,
             record.preemptions,
@@ -127,6 +135,7 @@ class ModelMetrics(Observer):
         self._ends = {reason: metrics.success.labels(*labels, reason) for reason in _REASONS}
         self._sources = {source: metrics.prompt_by_source.labels(*labels, source) for source in _SOURCES}
         self._cached_on_device = metrics.cached_by_source.labels(*labels, "device")
+        self._cached_on_disk = metrics.cached_by_source.labels(*labels, "disk")
         self._in_front: dict[_FrontWait, int] = {"preprocessing": 0, "grammar": 0}
         self._stats = StepStats()  # of the last step
         self._tokens, self._gaps, self._firsts = 0, list[float](), list[_FirstToken]()  # of the step that arrives
@@ -227,6 +236,8 @@ class ModelMetrics(Observer):
         metrics.waiting.labels(*labels).set_function(lambda: self._stats.waiting + sum(self._in_front.values()))
         metrics.kv_blocks.labels(*labels).set_function(lambda: self._stats.blocks_used)
         metrics.kv_usage.labels(*labels).set_function(self._kv_usage)
+        metrics.unwritten.labels(*labels).set_function(lambda: self._stats.unwritten_blocks)
+        metrics.offload_used.labels(*labels).set_function(lambda: self._stats.tier_bytes)
         by_reason: dict[str, Callable[[], float]] = {
             "capacity": lambda: self._stats.waiting - self._stats.deferred,
             "deferred": lambda: self._stats.deferred,
@@ -281,12 +292,14 @@ class ModelMetrics(Observer):
             self._histograms["request_longest"].observe_all([end.longest for end in last])
 
     def _count_prompts(self, ended: Sequence[_Ended]) -> None:
-        cached = sum([end.cached for end in ended])
+        cached, loaded = sum([end.cached for end in ended]), sum([end.loaded for end in ended])
         self._counters["prompt_tokens"].inc(sum([end.prompt for end in ended]))
         self._counters["prompt_cached"].inc(cached)
         self._sources["local_compute"].inc(sum([max(0, end.prompt - end.cached) for end in ended]))
-        self._sources["local_cache_hit"].inc(cached)
-        self._cached_on_device.inc(cached)
+        self._sources["local_cache_hit"].inc(cached - loaded)
+        self._sources["external_kv_transfer"].inc(loaded)
+        self._cached_on_device.inc(cached - loaded)
+        self._cached_on_disk.inc(loaded)
         self._histograms["request_prompt"].observe_all([end.prompt for end in ended])
         self._histograms["request_preemptions"].observe_all([end.preemptions for end in ended])
 

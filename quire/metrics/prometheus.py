@@ -113,13 +113,14 @@ class Metrics:
         self.running = self._gauge("num_requests_running", "Running sequences")
         self.waiting = self._gauge(
             "num_requests_waiting",
-            "Sequences that are not running: they wait to be scheduled, or for more input (streaming input); and "
-            "requests that wait for their media or their grammar",
+            "Sequences that are not running: they wait to be scheduled, for more input (streaming input), or for KV "
+            "blocks that are read from the disk; and requests that wait for their media or their grammar",
         )
         self.waiting_by_reason = self._gauge(
             "num_requests_waiting_by_reason",
-            "Sequences that are not running, by reason; capacity: they wait to be scheduled; deferred: for more input; "
-            "preprocessing: requests whose media are read and prepared; grammar: requests whose grammar is checked",
+            "Sequences that are not running, by reason; capacity: they wait to be scheduled; deferred: for more input, "
+            "or for KV blocks that are read from the disk; preprocessing: requests whose media are read and prepared; "
+            "grammar: requests whose grammar is checked",
             "reason",
         )
         self.sleep_state = self._gauge(
@@ -148,6 +149,25 @@ class Metrics:
         self.kv_blocks = self._gauge("kv_cache_blocks_used", "KV blocks in use")
         self.prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
         self.prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
+        self.external_queries = self._counter(
+            "external_prefix_cache_queries",
+            "Prompt tokens that were not in memory, and looked up in the files of --kv-offloading-size",
+        )
+        self.external_hits = self._counter(
+            "external_prefix_cache_hits", "Prompt tokens that were read from the files of --kv-offloading-size"
+        )
+        self.offload_used = self._gauge(
+            "kv_offload_used_bytes", "Size of the files of --kv-offloading-size, of all models and servers"
+        )
+        self.unwritten = self._gauge(
+            "kv_offload_unwritten_blocks", "KV blocks of the prefix cache that are not on the disk yet"
+        )
+        self.load_bytes = self._counter("kv_offload_load_bytes", "Bytes of KV blocks read from the disk")
+        self.load_seconds = self._counter("kv_offload_load_time", "Seconds in which KV blocks were read from the disk")
+        self.store_bytes = self._counter("kv_offload_store_bytes", "Bytes of KV blocks written to the disk")
+        self.store_seconds = self._counter(
+            "kv_offload_store_time", "Seconds in which KV blocks were written to the disk"
+        )
         self.encoder_queries = self._counter("encoder_cache_queries", "Items of media looked up in the encoder cache")
         self.encoder_hits = self._counter("encoder_cache_hits", "Items of media found in the encoder cache")
         self.mm_queries = self._counter(
@@ -180,13 +200,13 @@ class Metrics:
         )
         self.prompt_by_source = self._counter(
             "prompt_tokens_by_source",
-            "prompt_tokens by where their keys and values came from; local_cache_hit: the prefix cache; "
-            "external_kv_transfer is always 0",
+            "prompt_tokens by where their keys and values came from; local_cache_hit: the prefix cache in memory; "
+            "external_kv_transfer: the files of --kv-offloading-size",
             "source",
         )
         self.cached_by_source = self._counter(
             "prompt_tokens_cached_by_source",
-            "prompt_tokens_cached by the place of the cache; there is only one: device",
+            "prompt_tokens_cached by the place of the cache; device: memory; disk: the files of --kv-offloading-size",
             "source",
         )
         self.generation_tokens = self._counter("generation_tokens", "Generated tokens")

@@ -20,8 +20,8 @@ Metrics of the process (`process_*`: memory, CPU time, open files) are those of 
 |---|---|---|---|
 """
 _AFTER_TABLE = """
-Of vLLM's metrics there are not: `lora_requests_info`, as requests cannot choose adapters; `external_prefix_cache_*`
-and those of KV connectors and offloading, as a KV cache is in one place; `estimated_flops_*`. The flag
+Of vLLM's metrics there are not: `lora_requests_info`, as requests cannot choose adapters; those of
+KV connectors, as blocks are not sent to other servers; `estimated_flops_*`. The flag
 `--disable-log-stats` does not switch metrics off.
 
 ## Formats

@@ -30,6 +30,7 @@ _SECONDS = 10.0
 _FIRST_SECONDS = 1.5
 _NEXT_SECONDS = 0.4
 _PAGE_SECONDS = 0.9
+_PATIENCE = 1.0  # more than a page takes: one that takes too long is refused before it has low priority
 _WORKER_MEMORY = 384 << 20  # bytes, beside the file
 _COPIES = 7  # of a file while it is sent: three in this process, four in the worker
 
@@ -103,6 +104,7 @@ class DocumentReader:
             size=1,
             max_queued=max_queued,
             share=share,
+            patience=_PATIENCE,
         )
 
     @staticmethod

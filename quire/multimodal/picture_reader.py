@@ -162,6 +162,10 @@ class PictureReader:
         sizes = [await asyncio.to_thread(file.content.seek, 0, os.SEEK_END) for file in files]
         return EmbeddingsPreparation(self._pictures, files, sizes, max_tokens, sequences, tenant)
 
+    def start(self, info: PictureInfo | VideoInfo) -> None:
+        """Start a process in the background for files of a kind, if there is none, while the first one is read."""
+        self._medium_of(info).processes.start()
+
     async def close(self) -> None:
         """End the processes."""
         media: tuple[Medium, ...] = (self._pictures, self._videos, *self._processed.values())
@@ -169,9 +173,12 @@ class PictureReader:
 
     def medium(self, file: PictureFile) -> Medium:
         """How a file is prepared."""
-        if isinstance(file.info, VideoInfo):
+        return self._medium_of(file.info)
+
+    def _medium_of(self, info: PictureInfo | VideoInfo) -> Medium:
+        if isinstance(info, VideoInfo):
             return self._videos
-        geometry = file.info.geometry
+        geometry = info.geometry
         if not isinstance(geometry, TransformersProcessor):
             return self._pictures
         if geometry.folder not in self._processed:

@@ -57,3 +57,45 @@ class UpdateWeightsResponse(BaseModel):
     """The weights have been replaced."""
 
     message: str
+
+
+class ScaleRequest(RequestBody):
+    """Change the number of replicas, by vLLM's names."""
+
+    new_data_parallel_size: Annotated[int, Field(ge=1, le=64)] = Field(
+        description="number of replicas that there are to be"
+    )
+    drain_timeout: Annotated[float, Field(gt=0, le=86400)] = Field(
+        120, description="seconds in which the requests of replicas that are removed end"
+    )
+
+
+class Scaled(BaseModel):
+    """The number of replicas has been changed."""
+
+    message: str
+
+
+class ScalingStatus(BaseModel):
+    """Whether the number of replicas is being changed."""
+
+    is_scaling_elastic_ep: bool
+
+
+class ReplicaStatus(BaseModel):
+    """A replica of a model.
+
+    `tokens`: tokens of its requests that it has yet to compute: of prompts, and of answers as long as they usually are.
+    """
+
+    model: str
+    engine: int
+    state: Literal["starting", "ready", "draining", "dead"]
+    requests: int
+    tokens: int
+
+
+class ReplicaList(BaseModel):
+    """The replicas of all models."""
+
+    data: list[ReplicaStatus]

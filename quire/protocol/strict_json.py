@@ -132,6 +132,8 @@ def count_values(body: bytes, maximum: int) -> tuple[int, int, int]:
     values, containers, quotes = 1, 0, 0
     in_string, carried = False, b""
     for start in range(0, len(body), _CHUNK):
+        if in_string and not carried and _has_no_end(body, start, start + _CHUNK):
+            continue  # most chunks of a file in base64
         chunk = np.frombuffer(carried + body[start : start + _CHUNK], np.uint8)
         is_quote = chunk == _QUOTE
         escaped, ends_escaping = _escaped(chunk)
@@ -146,6 +148,11 @@ def count_values(body: bytes, maximum: int) -> tuple[int, int, int]:
             break
         in_string, carried = bool(inside[-1]), b"\\" if ends_escaping else b""
     return values, containers, (quotes + 1) // 2
+
+
+def _has_no_end(body: bytes, start: int, end: int) -> bool:
+    """Whether a part of a string cannot have its end."""
+    return body.find(b'"', start, end) < 0 and body.find(b"\\", start, end) < 0
 
 
 def _count(text: NDArray[np.uint8], char: int) -> int:

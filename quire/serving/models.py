@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, NotRequired, TypedDict, TypeVar
 
 from typing_extensions import override
 
@@ -20,6 +20,7 @@ from quire.engine.client.model_info import Generates, ModelInfo, Pools, Transcri
 from quire.engine.client.origin import current_origin
 from quire.engine.client.pictures import Color, PictureInfo
 from quire.engine.client.pooling_params import PoolingTask
+from quire.engine.client.replicas.scaling import Scaling
 from quire.engine.client.streaming import Streams
 from quire.multimodal.audio.reader import AudioReader
 from quire.multimodal.documents import DocumentReader
@@ -48,6 +49,7 @@ class ServedModel:
         names: the first one is in responses.
         root: the model as it was given on the command line.
         priority_scheduling: the engine runs with the priority policy.
+        scaling: changes the number of its replicas; None: it has none.
     """
 
     names: tuple[str, ...]
@@ -57,6 +59,7 @@ class ServedModel:
     info: ModelInfo
     defaults: GenerationDefaults
     priority_scheduling: bool = False
+    scaling: Scaling | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def close(self) -> None:
@@ -189,6 +192,7 @@ class ModelParts(TypedDict):
     info: ModelInfo
     defaults: GenerationDefaults
     priority_scheduling: bool
+    scaling: NotRequired[Scaling | None]
 
 
 def served_model(
@@ -203,7 +207,7 @@ def served_model(
         media_memory: the memory for media, which all models of a server share; None: the model has its own.
     """
     media_memory = media_memory or MediaMemory(int(settings.max_media_memory), settings.max_client_share)
-    queued = settings.max_num_seqs + settings.max_num_queued_seqs
+    queued = (settings.max_num_seqs + settings.max_num_queued_seqs) * settings.replicas
     new_reader = partial(
         AudioReader,
         AudioOptions.of(settings),

@@ -17,6 +17,7 @@ from quire.workers.queue import Job, TenantQueue
 
 logger = logging.getLogger(__name__)
 _CLOSE_SECONDS = 10.0
+_BUSY_PATIENCE = 3  # real time that a job gets for its processor time before it counts as a long one
 
 
 class WorkerPool:
@@ -24,7 +25,7 @@ class WorkerPool:
 
     The first process starts with the pool, and each other one when jobs wait and all processes have one.
 
-    A job that takes longer than `patience` continues with low priority, and another process takes the place of its own,
+    A job that takes more than `patience` continues with low priority, and another process takes the place of its own,
     so that long jobs do not block short ones. There are at most `size` of these; further long jobs start again when
     one of them has ended.
     """
@@ -53,7 +54,8 @@ class WorkerPool:
             size: most processes for short jobs, and most with long ones.
             max_queued: jobs that may wait for a process.
             share: the largest part of these for one tenant; see `Shares`.
-            patience: seconds after which a job is a long one.
+            patience: seconds of processor time after which a job is a long one. On a busy machine, where it gets a part
+                of a processor, it is one after some times as many seconds at the latest.
             cancelled_seconds: for which a running job may go on when its caller is cancelled, who waits for it. Worth
                 it for processes that take longer to start than most jobs do.
         """
@@ -175,11 +177,16 @@ class WorkerPool:
 
     async def _do(self, worker: WorkerProcess, entry: Job) -> bool:
         """Do a job; returns whether it was a long one and another process has taken this one's place."""
+        used = worker.processor_seconds()
+        latest = asyncio.get_running_loop().time() + _BUSY_PATIENCE * self._patience
         working = asyncio.create_task(self._finish(worker, entry))
         is_replaced = False
         self._busy += 1
         try:
             while not (await asyncio.wait({working}, timeout=self._patience))[0]:
+                is_late = asyncio.get_running_loop().time() > latest
+                if not is_late and worker.processor_seconds() - used < self._patience:
+                    continue
                 if not self._long.locked():
                     break
                 if len(self._queue):

@@ -41,7 +41,9 @@ GENERATING: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", CHAT),
     ("/v1/chat/completions/render", CHAT),
     ("/v1/responses", {"input": "x"}),
+    ("/v1/responses/render", {"input": "x"}),
     ("/v1/messages", {**CHAT, "max_tokens": 1}),
+    ("/v1/messages/render", {**CHAT, "max_tokens": 1}),
     ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {}}),
     ("/invocations", {"prompt": "x"}),
 ]

@@ -42,6 +42,7 @@ async def test_caches_are_reset(tmp_path: Path) -> None:
         for path, expected in (
             ("/reset_prefix_cache", ResetCaches(prefixes=True)),
             ("/reset_prefix_cache?reset_running_requests=true", ResetCaches(prefixes=True, preempt=True)),
+            ("/reset_prefix_cache?reset_external=true", ResetCaches(prefixes=True, external=True)),
             ("/reset_encoder_cache", ResetCaches(items=True)),
         ):
             answer = await server.post(path)
@@ -56,7 +57,7 @@ async def test_caches_are_reset(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "status", "param"),
     [
-        ("/reset_prefix_cache?reset_external=true", 400, "reset_external"),
+        ("/reset_prefix_cache?reset_external=perhaps", 400, "reset_external"),
         ("/reset_prefix_cache?reset_running_requests=perhaps", 400, "reset_running_requests"),
         ("/reset_encoder_cache?model=none", 404, "model"),
         ("/reset_mm_cache?model=none", 404, "model"),

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from quire.app import engines
+from quire.app import cores, engines
 from quire.app.engines import RunningEngine, gpu_share, host_share, start_engines
 from quire.app.models import ModelSource
 from quire.config.commands import Serve
@@ -111,7 +111,7 @@ async def test_an_engine_is_started_again_with_its_new_share(tmp_path: Path, mon
         used.append(config.memory_share)
         FakeCore(die_at_step=1)(address)
 
-    monkeypatch.setattr(engines, "serve_core", serve)
+    monkeypatch.setattr(cores, "serve_core", serve)
     folder = save_model(make_model("llama", num_hidden_layers=1), tmp_path)
     write_tokenizer(folder)
     share = MemoryShare(0, engines=2, weights=23)

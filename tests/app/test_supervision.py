@@ -61,7 +61,7 @@ async def supervised(
         client = server.state.models[0].client
         assert isinstance(client, EngineClient)
         engine, given_up = Engine(client, list(later)), list[str]()
-        task = asyncio.create_task(supervise(engine, policy, server.state, given_up.append))
+        task = asyncio.create_task(supervise(engine, lambda: policy, server.state, given_up.append))
         try:
             yield server, engine, given_up
         finally:

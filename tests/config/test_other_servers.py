@@ -144,8 +144,11 @@ def test_flags_of_vllm_are_understood(line: str, expected: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("m -dp 4", "-dp 4 of vLLM is not supported: Quire runs one copy of a model; for more, start several servers"),
-        ("m -dpr 1", "-dpr of vLLM is not supported: Quire runs one copy of a model; for more, start several servers"),
+        ("m -dpr 1", "-dpr of vLLM is not supported: replicas of a server have the ranks from 0"),
+        ("m -dph", "-dph of vLLM is not supported: replicas of a server have the ranks from 0"),
+        ("m -dpb ray", "-dpb ray of vLLM is not supported: replicas are processes on this machine"),
+        ("m --api-server-count 2", "--api-server-count 2 of vLLM is not supported: one process serves HTTP"),
+        ("m --data-parallel-address 10.0.0.1", "--data-parallel-address of vLLM is not supported: all replicas of a"),
         ("m -tp 0", "--tensor-parallel-size expects an integer from 1 to 64, not '0'"),
         ("m --enable-lora --lora-modules a=b", "--enable-lora of vLLM is not supported: LoRA adapters"),
         ("m --quantization exl3", "--quantization expects none, int8, int4, fp8, auto-round, "),

@@ -293,6 +293,8 @@ BODIES: dict[str, list[Body]] = {
             "output_format": {"type": "json_schema", "schema": SCHEMA},
         },
     ],
+    "/v1/messages/render": [{**_CONVERSATION, "max_tokens": 8}],
+    "/v1/responses/render": [{"input": "Weather?", "tools": _RESPONSE_TOOLS, "tool_choice": "auto"}],
     "/v1/messages/count_tokens": [
         _CONVERSATION,
         {

@@ -15,6 +15,7 @@ class DeferredExecutor:
 
     def __init__(self, inner: Executor, max_steps_in_flight: int = 2) -> None:
         self.max_steps_in_flight = max_steps_in_flight
+        self.cache = inner.cache
         self.most_in_flight = self.steps = 0
         self._inner = inner
         self._in_flight = 0

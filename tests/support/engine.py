@@ -194,7 +194,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        return self.core.has_work
+        return self.core.has_work or self.core.is_loading
 
     @property
     def blocks_used(self) -> int:
@@ -213,6 +213,9 @@ class Engine:
         return self.info.cache_bytes // self.info.num_blocks * len(scheduler._tables._groups.windows)
 
     def step(self) -> None:
+        while not self.core.has_work:  # all requests wait for a tier
+            self.core.take_loaded()
+        self.core.take_loaded()
         self.core.step()
         self.core.check()
         self._collect()

@@ -41,6 +41,7 @@ from quire.engine.client.protocol import (
     Wake,
 )
 from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.client.slots import Slots
 from quire.engine.client.transport import ClientChannel, CoreChannel
 from tests.support.patience import PATIENCE
 from tests.support.pooling import pooled
@@ -274,7 +275,7 @@ async def running_client(
 ) -> AsyncIterator[EngineClient]:
     """A client connected to a core in a thread, or wherever `handle` runs it."""
     handle = handle or ThreadCore()
-    client = EngineClient(ClientChannel(handle.address), byte_tokenizer(), capacity=capacity, share=share)
+    client = EngineClient(ClientChannel(handle.address), byte_tokenizer(), Slots(capacity, share))
     handle.start(core, client.fail)
     await client.ready()
     try:

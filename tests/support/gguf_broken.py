@@ -77,8 +77,12 @@ def _one(label: str, container: Container, subject: str) -> Broken:
 def _truncated() -> Iterator[Broken]:
     data = whole().encoded()
     end = len(data)
-    for size in (*range(0, 700, 7), *range(end - 144 - 16, end - 16, 12)):
-        yield Broken(f"{size} bytes", {NAME: data[:size]}, "")
+    keys = "|".join(entry.key.decode() for entry in whole().entries)
+    anywhere = rf": (its header|metadata \d of 8 .*|{keys}|tensor \d of 3 .*|tensor (token_embd|blk)\S+): "
+    for size in range(0, 700, 7):
+        yield Broken(f"{size} bytes", {NAME: data[:size]}, anywhere if size else "empty file")
+    for size in range(end - 144 - 16, end - 16, 12):
+        yield Broken(f"{size} bytes", {NAME: data[:size]}, "tensor (token_embd|blk.0.ffn_down).weight: .* truncated")
 
 
 def _counts() -> Iterator[Broken]:

@@ -34,6 +34,7 @@ ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "gpt_oss": "gpt-oss",
     "granite": "granite",
+    "granitemoe": "granitemoe",
     "llama": "llama",
     "mistral": "llama",
     "mixtral": "llama",
@@ -59,7 +60,14 @@ TOKENS = [*ALPHABET, *SPECIAL, "he", "th"]
 KINDS = [*(1 for _ in ALPHABET), *(3 for _ in SPECIAL), 1, 1]
 _EXPERT = re.compile(r"(?P<before>.*experts)\.(?P<index>\d+)\.(?P<after>.*)")
 _LATENT = re.compile(r"(?P<before>.*self_attn)\.kv_b_proj\.weight")
-_PAIRS = ("granite", "llama", "mistral", "mixtral", "smollm3")  # model types whose rope rotates neighbours in files
+_PAIRS = (
+    "granite",
+    "granitemoe",
+    "llama",
+    "mistral",
+    "mixtral",
+    "smollm3",
+)  # model types whose rope rotates neighbours in files
 _NEVER_QUANTIZED = (
     "norm",
     "position_embeddings",
@@ -190,6 +198,8 @@ def _converted(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str
             arrays |= _gpt_oss_experts(name, weight)
         elif ".experts." in name:
             arrays |= _stacked_experts(name, weight)
+        elif name.endswith((".input_linear.weight", ".output_linear.weight")):
+            arrays |= _granite_experts(name, weight)
         elif (match := _LATENT.fullmatch(name)) is not None:
             arrays |= _latents(match["before"], weight, config)
         elif kind in _PAIRS and (".q_proj." in name or ".k_proj." in name):
@@ -252,6 +262,13 @@ def _stacked_experts(name: str, weight: Array) -> dict[str, Array]:
         return {f"{before}.{last}.weight": weight}
     gate, up = np.split(weight, 2, axis=1)
     return {f"{before}.gate_proj.weight": gate, f"{before}.up_proj.weight": up}
+
+
+def _granite_experts(name: str, weight: Array) -> dict[str, Array]:
+    """Those of a layer, under names of which there is one for each array."""
+    layer = name.partition(".block_sparse_moe.")[0]
+    last = "gate_up_proj" if ".input_linear." in name else "down_proj"
+    return _stacked_experts(f"{layer}.mlp.experts.{last}", weight)
 
 
 def _rope_tensors(config: dict[str, Any]) -> dict[str, Any]:

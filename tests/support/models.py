@@ -102,6 +102,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gemma3_text", {"head_dim": 32, "sliding_window": 24}),
     "olmo2": ("olmo2", {}),
     "granite": ("granite", _GRANITE),
+    "granitemoe": ("granitemoe", {**_GRANITE, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "smollm3": ("smollm3", {}),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24}),
     "qwen2_moe": ("qwen2_moe", _QWEN2_MOE),

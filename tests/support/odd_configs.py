@@ -225,6 +225,10 @@ def _granite(draw: Draw, config: Config) -> Config:
     }
 
 
+def _granitemoe(draw: Draw, config: Config) -> Config:
+    return _experts(draw, config) | _granite(draw, config)
+
+
 def _smollm3(draw: Draw, config: Config) -> Config:
     count = config["num_hidden_layers"]
     return {
@@ -352,6 +356,7 @@ FAMILIES: dict[str, Callable[[Draw, Config], Config]] = {
     "gpt_neox": _gpt_neox,
     "gpt_oss": _gpt_oss,
     "granite": _granite,
+    "granitemoe": _granitemoe,
     "llama": _biases,
     "mistral": _window,
     "mixtral": _mixtral,

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pytest
 
-from quire.engine.client.protocol import AddRequest, TokensOutput
+from quire.engine.client.protocol import AddRequest, ErrorOutput, TokensOutput
 from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.scheduling.block_observer import BlockObserver
 from quire.engine.scheduling.block_tables import ONE_GROUP, BlockGroups
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.limits import SchedulerLimits
-from quire.engine.scheduling.plan import SampledTokens, ScheduledSequence, StepPlan, StepResult
+from quire.engine.scheduling.plan import SampledTokens, ScheduledSequence, SequenceError, StepPlan, StepResult
 from quire.engine.scheduling.scheduler import Scheduler
 
 BLOCK = 4
@@ -31,6 +32,7 @@ def make(
     rope_switch: int | None = None,
     stages: int = 1,
     groups: BlockGroups = ONE_GROUP,
+    observers: Sequence[BlockObserver] = (),
 ) -> Scheduler:
     limits = SchedulerLimits(
         max_num_seqs=seqs,
@@ -41,7 +43,9 @@ def make(
         stages=stages,
     )
     hasher = hasher_named("sha256") if caching else None
-    return Scheduler(limits, BlockPool(blocks, BLOCK), groups, hasher=hasher, by_priority=by_priority)
+    return Scheduler(
+        limits, BlockPool(blocks, BLOCK, observers=observers), groups, hasher=hasher, by_priority=by_priority
+    )
 
 
 def request(name: str, prompt: Iterable[int], max_tokens: int = 4, **fields: object) -> AddRequest:
@@ -68,6 +72,7 @@ class FakeRunner:
         self.written: dict[int, tuple[bool, tuple[int, ...]]] = {}
         self.extended: dict[str, bool] = {}
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
+        self.failing: dict[str, SequenceError] = {}  # requests that the next step with them fails for
 
     def step(self) -> StepPlan:
         plan = self.scheduler.schedule()
@@ -92,7 +97,10 @@ class FakeRunner:
         awaited = {item.request_id for before, _ in self.in_flight for item in before.scheduled if item.samples}
         assert awaited.isdisjoint(item.request_id for item in plan.scheduled)
         if not plan.is_empty or not self.in_flight:
-            self.in_flight.append((plan, StepResult(sampled)))
+            failed = self.failing.keys() & {item.request_id for item in plan.scheduled}
+            errors = {name: self.failing.pop(name) for name in failed}
+            sampled = [tokens for tokens in sampled if tokens.request_id not in errors]
+            self.in_flight.append((plan, StepResult(sampled, errors=errors)))
         if len(self.in_flight) == limits.stages or plan.is_empty:
             self.finish()
         self.scheduler.check()
@@ -101,6 +109,9 @@ class FakeRunner:
     def finish(self) -> None:
         """Give the scheduler the result of the oldest step."""
         for output in self.scheduler.update(*self.in_flight.popleft()):
+            if isinstance(output, ErrorOutput):
+                self.ended[output.request_id] = "error"
+                continue
             assert isinstance(output, TokensOutput)
             self.tokens[output.request_id] += output.token_ids
             if output.finish_reason is not None:

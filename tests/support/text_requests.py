@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.engine.client.detokenizer import TextParams
-from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.engine import Engine
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.client.stream import Delta, GenerateRequest
 from tests.support.fake_core import prompt_of
@@ -16,7 +16,7 @@ def text_request(text: str = "hello", *, max_tokens: int = 100, **text_params: o
     return GenerateRequest(prompt=prompt_of(text), params=params, text=TextParams(**text_params))  # type: ignore[arg-type]
 
 
-async def collect(client: EngineClient, request: GenerateRequest) -> tuple[str, Delta]:
+async def collect(client: Engine, request: GenerateRequest) -> tuple[str, Delta]:
     """The whole text of a request, and its last delta."""
     text = ""
     async for delta in client.generate(request):

@@ -168,6 +168,14 @@ async def test_long_jobs_do_not_block_short_ones() -> None:
         await asyncio.wait(long)
 
 
+async def test_time_without_a_processor_makes_no_long_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.workers.pool._BUSY_PATIENCE", 1e6)
+    async with running_pool(patience=0.02) as pool:
+        pid = await pool.run(("pid", None))
+        await pool.run(("sleep", 0.1))
+        assert await pool.run(("pid", None)) == pid  # that of a long job is replaced
+
+
 async def test_another_process_starts_when_all_have_jobs(tmp_path: Path) -> None:
     limits = WorkerLimits(256 << 20, 60, 4 << 20)
     async with running_pool(limits=limits, size=2, patience=60.0) as pool:

@@ -19,6 +19,7 @@ from quire.api.anthropic.translation import (
 )
 from quire.api.chat.conversation import unused_template_fields
 from quire.api.chat.prepare import PreparedChat, prepare_chat, render_chat
+from quire.api.chat.rendered import rendered_chat
 from quire.api.http.admission import admit
 from quire.api.http.request_head import answer_id
 from quire.api.http.routing import CheckedRoute, releaser
@@ -34,6 +35,7 @@ from quire.protocol.anthropic import (
     TokenCount,
 )
 from quire.protocol.common import ERRORS, openapi_stream
+from quire.protocol.generate import RenderedPrompt
 from quire.rendering.prompts import EFFORT, THINKING_SWITCHES
 from quire.serving.generation import collect, generate_all
 from quire.serving.models import ServerState
@@ -70,6 +72,17 @@ def router(state: ServerState) -> APIRouter:
                 done=b"",
             )
         return await respond_unless_disconnected(request, _message(prepared, has_metrics=state.include_metrics))
+
+    @routes.post("/v1/messages/render", responses=_ERRORS)
+    async def render_message(body: MessagesRequest, request: Request) -> RenderedPrompt:
+        """Render and tokenize a conversation without generating anything."""
+        model = state.generating_model(body.model)
+        response_id = answer_id("msg", request, None)
+        chat, source = to_chat_request(body)
+        with source.errors():
+            prepared = await unless_disconnected(request, prepare_chat(chat, model, state, response_id))
+        fields.ignore(request, [*_unused(prepared.unused_fields), *body.without_effect])
+        return rendered_chat(prepared)
 
     @routes.post("/v1/messages/count_tokens", responses=_ERRORS)
     async def count_tokens(body: Conversation, request: Request) -> TokenCount:

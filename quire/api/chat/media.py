@@ -256,6 +256,8 @@ async def read_media(
     parts = [parser.parse(place) for place in places]
     picture_input = None if reads.pictures is None else _with_settings(reads.pictures, settings, parts)
     with model.client.observers.preprocessing():
+        if picture_input is not None:
+            _start_processes(picture_input, places)
         files = MediaFiles(state.media_memory, stack)
         originals = await files.read_all(parts)
         contents = await DocumentContents(reads, state, files).of_parts(parts, originals)
@@ -270,6 +272,15 @@ async def read_media(
         contents = [[piece for piece in pieces if not isinstance(piece, str)] or pieces for pieces in contents]
     _replace(parts, contents)
     return ReadMedia(parts, contents, picture_input, unused_fields=unused)
+
+
+def _start_processes(picture_input: PictureInput, places: Sequence[PartPlace]) -> None:
+    """Start what will decode pictures and videos, as soon as it is known that there are some."""
+    kinds = {place.kind for place in places}
+    if "image" in kinds:
+        picture_input.reader.start(picture_input.info)
+    if "video" in kinds and picture_input.info.video is not None:
+        picture_input.reader.start(picture_input.info.video)
 
 
 async def prepare_media(

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,6 +14,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from quire.api.chat.prepare import prepare_chat
+from quire.api.chat.rendered import rendered, rendered_chat
 from quire.api.completions.prepare import MAX_PROMPT_LOGPROBS, PreparedCompletion, count_sequences, prepare_completion
 from quire.api.http.admission import admit, check_capacity
 from quire.api.http.body import request_of
@@ -23,11 +22,9 @@ from quire.api.http.request_head import answer_id
 from quire.api.http.routing import CheckedRoute, releaser
 from quire.api.http.sse import EventStream, event, respond_unless_disconnected, unless_disconnected
 from quire.config.options import LimitOptions
-from quire.engine.client.protocol import MediaItem, PictureItem, TokenLogprobs
-from quire.engine.client.sampling_params import NUMBERS, PromptTokenIds, SamplingNumbers
-from quire.engine.client.stream import Delta, GenerateRequest
-from quire.engine.client.token_mask import token_ids
-from quire.parsing.grammar_writer import as_lark
+from quire.engine.client.protocol import TokenLogprobs
+from quire.engine.client.sampling_params import PromptTokenIds, SamplingNumbers
+from quire.engine.client.stream import Delta
 from quire.parsing.logprobs import encode_entries
 from quire.protocol import fields
 from quire.protocol.chat import ChatLogprobs, ChatRequest
@@ -35,8 +32,6 @@ from quire.protocol.common import ERRORS, openapi_stream
 from quire.protocol.completions import CompletionRequest
 from quire.protocol.errors import InvalidRequest
 from quire.protocol.generate import (
-    MediaFeatures,
-    MediaPlace,
     RenderedPrompt,
     TokenLogprobsList,
     TokensChoice,
@@ -44,8 +39,6 @@ from quire.protocol.generate import (
     TokensResponse,
 )
 from quire.protocol.sampling import StreamOptions
-from quire.protocol.structured import MAX_GRAMMAR_LENGTH
-from quire.rendering.prompts import Prompt
 from quire.serving.generation import collect, generate_all
 from quire.serving.models import GeneratingModel, ServerState
 
@@ -82,7 +75,7 @@ def router(state: ServerState) -> APIRouter:
         response_id = answer_id("chatcmpl", request, body.request_id)
         prepared = await unless_disconnected(request, prepare_chat(body, model, state, response_id))
         fields.ignore(request, prepared.unused_fields)
-        return _rendered(prepared.head.id, prepared.head.model, body, prepared.prompt, prepared.requests[0])
+        return rendered_chat(prepared)
 
     @routes.post("/v1/completions/render", responses=ERRORS)
     async def render_completion(body: CompletionRequest, request: Request) -> list[RenderedPrompt]:
@@ -92,7 +85,7 @@ def router(state: ServerState) -> APIRouter:
         response_id = answer_id("cmpl", request, body.request_id)
         prepared = await unless_disconnected(request, prepare_completion(body, model, state, response_id))
         return [
-            _rendered(f"{prepared.id}-{index}", model.names[0], body, prompt, prepared.requests[index * prepared.n])
+            rendered(f"{prepared.id}-{index}", model.names[0], body, prompt, prepared.requests[index * prepared.n])
             for index, prompt in enumerate(prepared.prompts)
         ]
 
@@ -242,59 +235,3 @@ async def _choice(
         finish_reason=delta.finish_reason,
         stop_reason=delta.stop_reason,
     )
-
-
-def _rendered(
-    request_id: str, model: str, body: ChatRequest | CompletionRequest, prompt: Prompt, request: GenerateRequest
-) -> RenderedPrompt:
-    params = request.params
-    if body.use_beam_search:
-        raise InvalidRequest("/inference/v1/generate has no beam search.", "use_beam_search")
-    allowed = None if params.allowed_tokens is None else token_ids(params.allowed_tokens)
-    sampling: dict[str, Any] = {
-        **{name: getattr(params, name) for name in NUMBERS},
-        "max_tokens": params.max_tokens, "min_tokens": params.min_tokens, "seed": params.seed,
-        "stop": list(request.text.stop),
-        "stop_token_ids": sorted(params.stop_token_ids), "logprobs": params.logprobs,
-        "logprob_token_ids": list(params.logprob_token_ids) or None,
-        "prompt_logprobs": params.prompt_logprobs, "skip_special_tokens": request.text.skip_special_tokens,
-        "include_stop_str_in_output": request.text.include_stop, "ignore_eos": body.ignore_eos, "n": body.n,
-        "logit_bias": body.logit_bias, "allowed_token_ids": allowed, "bad_words": body.bad_words,
-        "structured_outputs": _structure(params.grammar),
-    }  # fmt: skip
-    return RenderedPrompt(
-        request_id=request_id,
-        model=model,
-        token_ids=prompt.token_ids.tolist(),
-        prompt=prompt.text,
-        features=_features(request.items),
-        sampling_params={name: value for name, value in sampling.items() if value is not None},
-        stream=bool(body.stream),
-        cache_salt=request.cache_salt,
-        priority=request.priority,
-    )
-
-
-def _features(items: Sequence[MediaItem]) -> MediaFeatures | None:
-    """The hashes of media, by which caches know them, and their places."""
-    if not items:
-        return None
-    hashes: dict[str, list[str]] = defaultdict(list)
-    places: dict[str, list[MediaPlace]] = defaultdict(list)
-    for item in items:
-        kind = "audio" if not isinstance(item, PictureItem) else "video" if item.is_video else "image"
-        hashes[kind].append(item.hash.hex())
-        places[kind].append(MediaPlace(offset=item.start, length=item.length))
-    return MediaFeatures(mm_hashes=hashes, mm_placeholders=places)
-
-
-def _structure(grammar: str) -> dict[str, str] | None:
-    """`structured_outputs` with one grammar for the whole answer, its reasoning and tool calls included."""
-    if not grammar:
-        return None
-    text = as_lark(grammar)
-    if len(text) > MAX_GRAMMAR_LENGTH:
-        raise InvalidRequest(
-            f"The grammar of the answer has {len(text)} characters; a request may have at most {MAX_GRAMMAR_LENGTH}."
-        )
-    return {"grammar": text}

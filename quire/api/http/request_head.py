@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from quire import __version__
-from quire.engine.client.origin import Origin, RequestNotes, current_origin, set_current_origin
+from quire.engine.client.origin import RANK_HEADER, Origin, RequestNotes, current_origin, set_current_origin
 from quire.engine.client.trace_context import TraceContext
 
 REQUEST_ID = "x-request-id"
@@ -39,8 +39,22 @@ def set_origin(scope: Scope, operation: str) -> None:
     `operation`: see `RequestNotes`.
     """
     state = scope.get("state", {})  # Quire's own server has put the id and the time into it
-    notes = RequestNotes(operation)
-    set_current_origin(Origin(state.get("request_id", ""), _client_span(scope), state.get(ARRIVED, 0.0), notes=notes))
+    set_current_origin(
+        Origin(
+            state.get("request_id", ""),
+            _client_span(scope),
+            state.get(ARRIVED, 0.0),
+            notes=RequestNotes(operation),
+            data_parallel_rank=_rank(scope),
+        )
+    )
+
+
+def _rank(scope: Scope) -> str:
+    """What a request says about the replica that it asks for; empty if it says nothing."""
+    header = RANK_HEADER.encode()
+    values = [value for name, value in scope["headers"] if name == header]
+    return b",".join(values).decode("latin-1").strip() if values else ""
 
 
 def _client_span(scope: Scope) -> TraceContext | None:

@@ -10,6 +10,7 @@ import orjson
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from quire.api.chat.rendered import rendered_chat
 from quire.api.http.admission import admit
 from quire.api.http.routing import CheckedRoute, detach_resources, releaser
 from quire.api.http.sse import EventStream, respond_unless_disconnected, typed_event, unless_disconnected
@@ -19,6 +20,7 @@ from quire.api.responses.writer import Event
 from quire.protocol import fields
 from quire.protocol.common import ERRORS, ErrorBody, openapi_stream
 from quire.protocol.errors import ApiError, InvalidRequest
+from quire.protocol.generate import RenderedPrompt
 from quire.protocol.responses import DeletedResponse, InputItems, ResponseObject, ResponsesRequest
 from quire.serving.models import ServerState
 
@@ -58,6 +60,14 @@ def _add_creation(routes: APIRouter, state: ServerState, service: ResponseServic
         if run.unstored_reason is not None:
             answer.headers[NOT_STORED] = run.unstored_reason
         return answer
+
+    @routes.post("/v1/responses/render", responses=ERRORS)
+    async def render_response(body: ResponsesRequest, request: Request) -> RenderedPrompt:
+        """Render and tokenize the first turn of a conversation without generating anything."""
+        model = state.generating_model(body.model)
+        run = await unless_disconnected(request, service.prepare(body, model, owner_of(request.scope)))
+        fields.ignore(request, run.unused_fields)
+        return rendered_chat(run.prepared)
 
 
 def _add_stored_responses(routes: APIRouter, state: ServerState, service: ResponseService) -> None:

@@ -40,6 +40,7 @@ _OBJECTS = (
     "--custom-histogram-buckets",
     "--default-chat-template-kwargs",
     "--hf-overrides",
+    "--kv-events-config",
     "--limit-mm-per-prompt",
     "--media-io-kwargs",
     "--mm-processor-kwargs",

@@ -27,6 +27,8 @@ class CoreConfig:
 
     Attributes:
         memory_share: what it takes of the memory, if several engines share it.
+        replica: its number among the replicas of the model.
+        sharers: replicas that share the CPU time that a container may use.
         start_process: called first in the processes of other ranks, where it starts logging. It can be pickled.
     """
 
@@ -36,6 +38,8 @@ class CoreConfig:
     engine: EngineOptions
     parallel: ParallelOptions = field(default_factory=ParallelOptions)
     memory_share: MemoryShare | None = None
+    replica: int = 0
+    sharers: int = 1
     start_process: Callable[[], None] = _nothing
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,11 +31,13 @@ from quire.engine.build.encoder_memory import (
     pixel_cost,
 )
 from quire.engine.build.executor import ExecutorBuild, closing_after_errors, encoder_executor
+from quire.engine.build.kv_events import event_publisher, event_recorder
 from quire.engine.build.ranks import Ranks, set_threads, step_profiler, weight_source
+from quire.engine.build.tier import OpenedTier, open_tier
 from quire.engine.build.transducer import build_transducer
 from quire.engine.build.warm_up import decoder_limits, decoder_plans, warm_up, warm_up_encoder, warm_up_vision
 from quire.engine.client.errors import FrontEndClosed
-from quire.engine.client.model_info import Generates, ModelInfo, ModelKind, Pools, Transcribes
+from quire.engine.client.model_info import Generates, KVEventSource, ModelInfo, ModelKind, Pools, Transcribes
 from quire.engine.client.protocol import CoreDied, Ping, Pong, Ready, Shutdown
 from quire.engine.client.step_observer import StepObserver
 from quire.engine.client.transport import CoreChannel
@@ -50,6 +52,7 @@ from quire.engine.execution.executor import Executor
 from quire.engine.execution.ranks.errors import RankDied
 from quire.engine.execution.ranks.workers import Launcher, rank_process
 from quire.engine.execution.sampling.compiler import GrammarCompiler
+from quire.engine.kv_events.endpoints import EndpointUnavailable
 from quire.engine.models.checkpoint.checkpoint import Progress
 from quire.engine.models.config.quantization import chosen_quantization
 from quire.engine.models.errors import ModelError, UnsupportedModel
@@ -60,12 +63,14 @@ from quire.engine.models.networks.dual_encoder import DualEncoder
 from quire.engine.models.networks.encoder import TextEncoder
 from quire.engine.models.networks.transducer import TransducerModel
 from quire.engine.models.source import WeightSource
+from quire.engine.scheduling.block_observer import BlockObserver
 from quire.engine.scheduling.block_tables import BlockGroups
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.residency import BlockResidency
 from quire.engine.scheduling.scheduler import Scheduler
+from quire.engine.scheduling.tier_blocks import LoadRule
 from quire.kernels import gpu
 
 logger = logging.getLogger(__name__)
@@ -88,7 +93,7 @@ def serve_core(config: CoreConfig, address: str, observer: StepObserver | None =
             logger.info("loading was cancelled")
         except FrontEndClosed:
             logger.debug("the engine ended with its server")
-        except (ModelError, OutOfCacheMemory, RankDied) as error:
+        except (ModelError, OutOfCacheMemory, RankDied, EndpointUnavailable) as error:
             _report(channel, str(error))
         except Exception as error:  # the edge of the thread: every error must reach the front end
             logger.exception("the engine ended with an error")
@@ -123,6 +128,7 @@ def build_core(
             attention backend does not support the model.
         OutOfCacheMemory: the KV cache does not fit, or holds too little.
         RankDied: another rank could not load its part of the model.
+        EndpointUnavailable: a socket for events of the KV cache cannot be bound.
         LoadingStopped: the front end asked to stop.
     """
     set_threads(config)
@@ -178,6 +184,7 @@ class _Built:
     step_bytes: int = 0
     cache_dtype: str = ""
     cache_limit: str = ""
+    kv_events: KVEventSource | None = None
 
 
 def _build_core(
@@ -198,6 +205,8 @@ def _build_core(
             built = _Built(core, parts.num_blocks, parts.cache_bytes)
         else:
             built = _build_decoder(loaded, loaded.model, config, device, channel, ranks, source)
+    if options.kv_events.publishes and built.kv_events is None:
+        logger.warning("--kv-events-config has no effect: there is no prefix cache, of which it publishes the events")
     keep_freed_memory()  # after loading: memory that loading frees is not needed again
     info = ModelInfo(
         architecture=loaded.architecture,
@@ -217,6 +226,7 @@ def _build_core(
         weight_format=_weight_format(config),
         cache_dtype=built.cache_dtype,
         cache_limit=built.cache_limit,
+        kv_events=built.kv_events,
     )
     return built.core, info
 
@@ -289,6 +299,10 @@ def _build_encoder(
         sleeper=sleeper,
         **_operation(config, loaded, device, source, sleeper),
     )
+
+
+def _nothing() -> None:
+    """Nothing is to be closed."""
 
 
 def _no_cache() -> None:
@@ -387,18 +401,23 @@ def _build_decoder(
             plans = decoder_plans(decoder_limits(loaded, kind, options, context_len, num_blocks, plan.groups))
             warm_up(executor, plans, poll, executor.max_steps_in_flight if ranks is None else 1)
             warm_up_vision(loaded)
+        tier = None if streaming is not None else open_tier(config, loaded, plan, device)
+        events = None if streaming is not None else event_publisher(options, plan, config.replica)
+    observers = () if events is None else (event_recorder(events, plan, config.replica),)
     stages = config.parallel.pipeline_parallel_size
-    schedule = partial(_scheduler, options, plan.groups, context_len, num_blocks, stages)
+    schedule = partial(_scheduler, options, plan.groups, context_len, num_blocks, stages, observers, tier)
     sleeper = _sleeper(config, loaded, device, channel, source, allocate, schedule, build.executor)
     core = EngineCore(
         schedule(loaded) if streaming is None else streaming.scheduler(options, plan.groups, context_len, num_blocks),
         executor,
         channel,
         vocab_size=loaded.vocab_size,
-        seed=options.seed,
+        seed=options.seed + config.replica,
         grammars=grammars,
         kind=kind,
         sleeper=sleeper,
+        on_close=_nothing if events is None else events.close,
+        offload=None if tier is None else tier.offload(),
         **_operation(config, loaded, device, source, sleeper, ranks),
     )
     cache_bytes = num_blocks * plan.block_bytes + (0 if ranks is None else ranks.cache_bytes)
@@ -409,6 +428,7 @@ def _build_decoder(
         0 if available is None else available.step_bytes,
         str(plan.dtype).removeprefix("torch."),
         _cache_limit(options, num_blocks, needed, available),
+        None if events is None else events.source,
     )
 
 
@@ -420,7 +440,14 @@ def _cache_limit(options: EngineOptions, num_blocks: int, needed: int, available
 
 
 def _scheduler(
-    options: EngineOptions, groups: BlockGroups, context_len: int, num_blocks: int, stages: int, loaded: LoadedModel
+    options: EngineOptions,
+    groups: BlockGroups,
+    context_len: int,
+    num_blocks: int,
+    stages: int,
+    observers: Sequence[BlockObserver],
+    tier: OpenedTier | None,
+    loaded: LoadedModel,
 ) -> Scheduler:
     max_draft = options.num_speculative_tokens if options.speculative_method == "ngram" else 0
     if max_draft and groups.state_blocks:
@@ -446,11 +473,18 @@ def _scheduler(
     )
     return Scheduler(
         limits,
-        BlockPool(num_blocks, options.block_size, _residency(options)),
+        BlockPool(
+            num_blocks,
+            options.block_size,
+            _residency(options),
+            observers if tier is None else (*observers, tier.unsaved),
+        ),
         groups,
         hasher=hasher_named(options.prefix_caching_hash_algo) if options.enable_prefix_caching else None,
         by_priority=options.scheduling_policy == "priority",
         fair=loaded.pooler is not None,
+        tier=None if tier is None else tier.worker,
+        load_rule=None if tier is None else LoadRule(tier.block_bytes),
     )
 
 

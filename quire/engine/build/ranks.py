@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import multiprocessing
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -163,19 +164,24 @@ class Ranks:
 
 def set_threads(config: CoreConfig) -> None:
     """Set the threads of the calling thread's kernels: as configured, or this rank's share of the cores."""
-    threads = config.engine.num_threads or max(1, usable_cores() // Placement.of(config.parallel).ranks)
+    threads = config.engine.num_threads or max(
+        1, usable_cores(sharers=config.sharers) // Placement.of(config.parallel).ranks
+    )
     if threads != torch.get_num_threads():
         native.set_threads(threads)
 
 
-def usable_cores(cgroup: Path = _CGROUP) -> int:
-    """Return how many threads torch would start, or how many the control group's quota lets run all the time."""
-    cores = torch.get_num_threads()
+def usable_cores(cgroup: Path = _CGROUP, sharers: int = 1) -> int:
+    """Return how many threads torch would start, or how many the control group's quota lets run all the time.
+
+    `sharers`: processes that share the quota, each with cores of its own.
+    """
+    cores = min(torch.get_num_threads(), len(os.sched_getaffinity(0)))
     for files in _CPU_QUOTAS:
         with suppress(OSError, ValueError):  # there are no such files, or they say "max"
             quota, period = map(int, " ".join((cgroup / name).read_text(encoding="ascii") for name in files).split())
             if quota > 0:
-                cores = min(cores, max(1, quota // period))
+                cores = min(cores, max(1, quota // period // sharers))
     return cores
 
 
@@ -193,7 +199,8 @@ def weight_source(config: CoreConfig, device: Device, groups: RankGroups | None)
 
 def step_profiler(config: CoreConfig, rank: int = 0) -> StepProfiler:
     """The profiler of a rank."""
-    return StepProfiler(config.engine.profiler, f"{config.model_config.model_type}-rank-{rank}")
+    replica = f"-replica-{config.replica}" if config.sharers > 1 or config.replica else ""
+    return StepProfiler(config.engine.profiler, f"{config.model_config.model_type}{replica}-rank-{rank}")
 
 
 def input_builder(config: CoreConfig, device: Device, table: RequestTable) -> InputBuilder:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
 
 import numpy as np
 from typing_extensions import override
 
+from quire.engine.client.deadline import Deadline
 from quire.engine.client.errors import EngineError
 from quire.engine.client.protocol import FinishReason, PooledArray, PooledOutput, RequestOutput
 from quire.engine.client.records import RequestRecord
 from quire.engine.client.stream import OutputStream, PoolRequest, error_of, pooled_record
+from quire.workers.turns import ENDINGS, turns
 
 # Enough for several steps of short texts. Each takes a slot of the engine: a larger window would leave others less.
 _WINDOW = 128
@@ -49,6 +52,7 @@ class BatchItem(OutputStream):
         *(
             "_batch",
             "cached_tokens",
+            "loaded_tokens",
             "ended",
             "error",
             "finish_reason",
@@ -65,7 +69,7 @@ class BatchItem(OutputStream):
         self.times = request.new_times()
         self.finish_reason: FinishReason | None = None
         self.finished_by_core = False
-        self.cached_tokens = 0
+        self.cached_tokens = self.loaded_tokens = 0
         self.error = ""
         self.ended: Callable[[], None] | None = None
         self._batch = batch
@@ -83,7 +87,7 @@ class BatchItem(OutputStream):
             return
         self.finished_by_core = True
         self.finish_reason = "stop"
-        self.cached_tokens = output.cached_tokens
+        self.cached_tokens, self.loaded_tokens = output.cached_tokens, output.loaded_tokens
         self._batch.take(self, output.data)
 
     @override
@@ -94,7 +98,7 @@ class BatchItem(OutputStream):
 
     @override
     def record(self, request_id: str) -> RequestRecord:
-        return pooled_record(self, self.request, request_id, self.cached_tokens, self.error)
+        return pooled_record(self, self.request, request_id, self.cached_tokens, self.loaded_tokens, self.error)
 
 
 class PooledBatch:
@@ -236,3 +240,18 @@ class PooledBatch:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+@contextmanager
+def open_batch(
+    client: BatchClient, deadline: Deadline, on_result: OnResult | None, tenant: str
+) -> Iterator[PooledBatch]:
+    """A batch of a client; see `Engine.pool_batch`."""
+    deadline.check()
+    batch = PooledBatch(client, on_result, tenant)
+    stop_alarm = deadline.call(lambda error: turns().run(ENDINGS, partial(batch.fail, error)))
+    try:
+        yield batch
+    finally:
+        stop_alarm()
+        batch.close()

@@ -60,14 +60,15 @@ class Commands(Protocol):
     async def resume(self) -> None:
         """Run steps again; nothing happens if the engine is not paused."""
 
-    async def reset_prefix_cache(self, *, preempt: bool = False) -> None:
+    async def reset_prefix_cache(self, *, preempt: bool = False, external: bool = False) -> None:
         """Let later requests find no blocks of earlier ones.
 
         Args:
             preempt: requests that have begun compute their tokens anew. Else they keep their blocks.
+            external: the blocks of the second tier are forgotten as well.
 
         Raises:
-            CommandRefused: requests of this model cannot be preempted.
+            CommandRefused: requests of this model cannot be preempted, or it has no second tier.
         """
 
     async def reset_encoder_cache(self) -> None:
@@ -167,8 +168,8 @@ class CommandSender(Commands):
         self._begun.clear()
 
     @override
-    async def reset_prefix_cache(self, *, preempt: bool = False) -> None:
-        await self._run(ResetCaches(prefixes=True, preempt=preempt))
+    async def reset_prefix_cache(self, *, preempt: bool = False, external: bool = False) -> None:
+        await self._run(ResetCaches(prefixes=True, preempt=preempt, external=external))
 
     @override
     async def reset_encoder_cache(self) -> None:
@@ -219,13 +220,23 @@ class CommandSender(Commands):
             raise (RequestRefused if done.invalid else CommandRefused)(done.error)
 
 
+class PauseKeeper(Protocol):
+    """Who has begun a pause, and can end it."""
+
+    def keep(self, begun: BegunPause) -> None:
+        """Stay paused until `Commands.resume`."""
+
+    def give_up(self, begun: BegunPause) -> None:
+        """Leave the engine as it was, or as others want it."""
+
+
 class BegunPause:
     """A pause that is in force. The request for it ends with one of the methods; whichever comes later has no effect.
 
     Neither has an effect after `Commands.resume`.
     """
 
-    def __init__(self, sender: CommandSender) -> None:
+    def __init__(self, sender: PauseKeeper) -> None:
         self._sender = sender
 
     def keep(self) -> None:

@@ -1,4 +1,4 @@
-"""The interface through which the front end uses an engine: a client of one core, or whatever stands for several."""
+"""The interface through which the front end uses an engine: the client of one core, or a set of replicas."""
 
 from __future__ import annotations
 
@@ -75,6 +75,7 @@ class Engine(Protocol):
             EngineDead: the engine has stopped.
             EngineAsleep: it sleeps, or is about to.
             EngineOverloaded: there are too few free slots, or the tenant has its share.
+            RequestRefused: the request asks for a replica that there is not.
         """
 
     def take_slot(self, tenant: str) -> bool:

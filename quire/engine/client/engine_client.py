@@ -15,13 +15,14 @@ from typing import NoReturn
 from tokenizers import Tokenizer
 from typing_extensions import override
 
-from quire.engine.client.batch import BatchItem, OnResult, PooledBatch
+from quire.engine.client.batch import BatchItem, OnResult, PooledBatch, open_batch
 from quire.engine.client.commands import Commands, CommandSender
 from quire.engine.client.deadline import Deadline
 from quire.engine.client.detokenizer import Detokenizer
 from quire.engine.client.engine import NO_DEADLINE, Engine
-from quire.engine.client.errors import EngineDead, EngineError, EngineOverloaded, RequestFailed, TenantOverloaded
+from quire.engine.client.errors import EngineDead, EngineError, RequestFailed
 from quire.engine.client.model_info import ModelInfo
+from quire.engine.client.origin import check_rank, current_origin
 from quire.engine.client.protocol import (
     Abort,
     AddRequests,
@@ -71,11 +72,12 @@ _PING_EVERY = 1.0  # seconds
 class EngineClient(Engine):
     """The client of one core: sends it requests and passes its outputs to their streams. Belongs to one event loop."""
 
-    def __init__(self, channel: ClientChannel, tokenizer: Tokenizer, *, capacity: int, share: float = 1.0) -> None:
-        """`capacity`, `share`: see `Slots`."""
+    def __init__(self, channel: ClientChannel, tokenizer: Tokenizer, slots: Slots, rank: int = 0) -> None:
+        """`slots`: of its sequences, and of those of the model's other replicas. `rank`: that requests may ask for."""
         self.observers = Observers()
         self.request_log: RequestLog | None = None
-        self._slots = Slots(capacity, share)
+        self._slots = slots
+        self._rank = rank
         self._channel = channel
         self._tokenizer = tokenizer
         self._streams: dict[str, OutputStream] = {}
@@ -135,6 +137,16 @@ class EngineClient(Engine):
     def dead(self) -> EngineDead | None:
         return self._dead
 
+    @property
+    def refusal(self) -> EngineError | None:
+        """The error of requests; None if the engine takes them."""
+        return self._dead or self._sleep_control.refusal
+
+    @property
+    def refusal_of_new(self) -> EngineError | None:
+        """The error of requests that begin now; those that have begun may still end."""
+        return self._dead or self._sleep_control.refusal_of_new
+
     @override
     async def wait_until_dead(self) -> NoReturn:
         await self._ended.wait()
@@ -163,17 +175,10 @@ class EngineClient(Engine):
     @override
     @contextmanager
     def slots(self, count: int, tenant: str = "") -> Iterator[None]:
-        self._check(self._sleep_control.refusal_of_new)
-        try:
-            self._slots.take(count, tenant, 1 + self._stats.waiting // max(1, self._stats.running))
-        except EngineOverloaded as error:
-            is_share = isinstance(error, TenantOverloaded)
-            self.observers.on_overload("max_client_share" if is_share else "max_num_queued_reqs")
-            raise
-        try:
+        _raise(self.refusal_of_new)
+        check_rank(current_origin(), range(self._rank, self._rank + 1))
+        with self._slots.held(count, tenant, self._stats, self.observers):
             yield
-        finally:
-            self._slots.give_back(count, tenant)
 
     @override
     def take_slot(self, tenant: str) -> bool:
@@ -215,19 +220,13 @@ class EngineClient(Engine):
     def pool_batch(
         self, *, deadline: Deadline = NO_DEADLINE, on_result: OnResult | None = None, tenant: str = ""
     ) -> Iterator[PooledBatch]:
-        self._check(self._sleep_control.refusal)
-        deadline.check()
-        batch = PooledBatch(self, on_result, tenant)
-        stop_alarm = deadline.call(lambda error: turns().run(ENDINGS, partial(batch.fail, error)))
-        try:
+        _raise(self.refusal)
+        with open_batch(self, deadline, on_result, tenant) as batch:
             yield batch
-        finally:
-            stop_alarm()
-            batch.close()
 
     def start(self, items: Sequence[BatchItem]) -> None:
         """Send the requests of a batch; see `BatchClient`."""
-        self._check(self._sleep_control.refusal)
+        _raise(self.refusal)
         self._streams.update((item.request_id, item) for item in items)
         if self.request_log is not None:
             for item in items:
@@ -252,7 +251,7 @@ class EngineClient(Engine):
     @contextmanager
     def _open(self, stream: OutputStream, request: GenerateRequest | PoolRequest) -> Iterator[None]:
         """Send a request to the core and register its stream; on exit, abort it if the core has not finished it."""
-        self._check(self._sleep_control.refusal)
+        _raise(self.refusal)
         request.deadline.check()
         request_id = (request.request_id if isinstance(request, GenerateRequest) else None) or uuid.uuid4().hex
         self._streams[request_id] = stream
@@ -276,10 +275,6 @@ class EngineClient(Engine):
             self.request_log.end(record, stream)
         self.observers.on_finish(record)
 
-    def _check(self, asleep: EngineError | None) -> None:
-        if (error := self._dead or asleep) is not None:
-            raise error
-
     def end_all(self, error: EngineError) -> None:
         """Abort all requests with an error."""
         streams = dict(self._streams)
@@ -292,7 +287,7 @@ class EngineClient(Engine):
 
     def send_control(self, message: Sleep | Wake | RunCommand) -> None:
         """Send a message; raises EngineDead if the engine has stopped."""
-        self._check(None)
+        _raise(self._dead)
         self._channel.send(message)
 
     def _end_if_finished(self, request_id: str, stream: OutputStream) -> None:
@@ -419,6 +414,11 @@ class EngineClient(Engine):
             while self._dead is None:
                 self._heartbeat.ping(self._channel)
                 await asyncio.sleep(_PING_EVERY)
+
+
+def _raise(error: EngineError | None) -> None:
+    if error is not None:
+        raise error
 
 
 class _Heartbeat:

@@ -7,6 +7,7 @@ EngineError
 │   └── TenantOverloaded  because of other requests of the same tenant
 ├── EngineAsleep      the engine sleeps, or is about to
 ├── SleepFailed       the engine could not fall asleep or wake up
+├── DrainTimedOut     requests of a replica have not ended in time
 ├── CommandRefused    the state of the engine does not allow what an operator asks for
 ├── RequestAborted    an operator has aborted this request
 ├── RequestRefused    the core does not accept this request
@@ -62,6 +63,10 @@ class SleepFailed(EngineError):
 
 class CommandRefused(EngineError):
     """The state of the engine does not allow what an operator asks for; the message has the reason."""
+
+
+class DrainTimedOut(EngineError):
+    """Requests of a replica that was to be removed have not ended in time; it goes on."""
 
 
 class RequestAborted(EngineError):

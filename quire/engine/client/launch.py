@@ -18,6 +18,7 @@ import threading
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
@@ -51,6 +52,30 @@ def forked_process(
     is_alone = threads.exists() and len(list(threads.iterdir())) == 1
     context = multiprocessing.get_context("fork") if is_alone else _CHILDREN
     return context.Process(target=target, args=args, name=name, daemon=daemon)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPlace:
+    """The part of the machine that a process of a core has, of several that divide it.
+
+    Attributes:
+        cores: CPU cores that it runs on; empty: all.
+        gpus: GPUs that it sees, in the words of CUDA_VISIBLE_DEVICES; empty: all.
+    """
+
+    cores: frozenset[int] = frozenset()
+    gpus: tuple[str, ...] = ()
+
+    def take(self) -> None:
+        """Move this process there, and what it starts later. Neither torch nor CUDA has looked around yet."""
+        if self.cores:
+            with suppress(OSError):  # a core was taken offline: the others of the machine do as well
+                os.sched_setaffinity(0, self.cores)
+        if self.gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
+
+
+EVERYWHERE = ProcessPlace()
 
 
 class CoreHandle(Protocol):
@@ -102,7 +127,10 @@ class ThreadCore:
 class ProcessCore:
     """A core in its own process, connected through a socket file in a private folder."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: ProcessPlace = EVERYWHERE, name: str = "quire-engine") -> None:
+        """`place`: where it runs. `name`: of the process."""
+        self._place = place
+        self._name = name
         self._folder = tempfile.TemporaryDirectory(prefix="quire-")
         self.address = f"ipc://{Path(self._folder.name) / 'engine'}"
         self._process: BaseProcess | None = None
@@ -112,7 +140,7 @@ class ProcessCore:
         """Run `entry` in a new process and watch it."""
         # The entry is pickled by itself: reading it imports torch, and before that the process has to watch its server.
         # Not a daemon, which could not start the processes of other ranks; `kill_processes` ends it as well.
-        process = child_process(_run_in_process, (pickle.dumps(entry), self.address), "quire-engine")
+        process = child_process(_run_in_process, (pickle.dumps(entry), self.address, self._place), self._name)
         kill_with_process(self)
         start_without_signals(process)
         self._process = process
@@ -120,7 +148,8 @@ class ProcessCore:
 
         def ended() -> None:
             loop.remove_reader(process.sentinel)
-            self._report = loop.call_later(_LAST_MESSAGES, report)
+            was_killed = (process.exitcode or 0) < 0  # a process that is killed has given no reason
+            self._report = loop.call_later(0.0 if was_killed else _LAST_MESSAGES, report)
 
         def report() -> None:
             on_death(f"its process ended with exit code {process.exitcode}")
@@ -185,8 +214,9 @@ def kill_processes() -> None:
 atexit.register(kill_processes)
 
 
-def _run_in_process(entry: bytes, address: str) -> None:
+def _run_in_process(entry: bytes, address: str, place: ProcessPlace) -> None:
     """Entry point of a core's process. The server ends it by a message; it also ends when the server is killed."""
+    place.take()
     end_with_parent(partial(shutil.rmtree, Path(address.removeprefix("ipc://")).parent, ignore_errors=True))
     use_one_arena()
     run: CoreEntry = pickle.loads(entry)  # noqa: S301 from our own server

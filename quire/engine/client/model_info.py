@@ -130,6 +130,25 @@ class Transcribes(msgspec.Struct, frozen=True, kw_only=True, tag="transcribes"):
 ModelKind = Generates | Pools | Transcribes | Streams
 
 
+class KVEventSource(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the events of an engine's prefix cache are published; see `KVEventsConfig`, whose names are vLLM's.
+
+    Attributes:
+        endpoint, replay_endpoint: with the ports that the sockets have.
+    """
+
+    enable_kv_cache_events: bool = True
+    publisher: Literal["zmq"] = "zmq"
+    endpoint: str
+    replay_endpoint: str | None
+    buffer_steps: int
+    hwm: int
+    max_queue_size: int
+    topic: str
+    encoding: Literal["map", "array"]
+    buffer_bytes: int
+
+
 class ModelInfo(msgspec.Struct, frozen=True):
     """Facts about a loaded model.
 
@@ -142,6 +161,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
         weight_format: how its weights are quantized, and who said so; empty if they are not.
         cache_dtype: data type of the KV cache; empty without one.
         cache_limit: what the size of the KV cache follows from, such as a setting.
+        kv_events: where the events of its prefix cache are published; None: nowhere.
     """
 
     architecture: str
@@ -161,6 +181,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     weight_format: str = ""
     cache_dtype: str = ""
     cache_limit: str = ""
+    kv_events: KVEventSource | None = None
 
     @property
     def media_tokens(self) -> frozenset[str]:

@@ -10,9 +10,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from quire.engine.client.errors import RequestRefused
 from quire.engine.client.timeline import Timeline
 from quire.engine.client.trace_context import TraceContext
 
+RANK_HEADER = "x-data-parallel-rank"  # vLLM's name
+_LONGEST_RANK = 6  # digits
 _MOST_ACTIVITIES = 32  # of a request that are noted
 
 
@@ -62,6 +65,7 @@ class Origin:
         notes: what is learnt about it.
         timeline: where its time went, so far.
         key_name: name of its API key; empty without one.
+        data_parallel_rank: the replica that it asks for, as its header says; empty: any.
     """
 
     request_id: str = ""
@@ -71,6 +75,12 @@ class Origin:
     notes: RequestNotes = field(default_factory=RequestNotes, compare=False, repr=False)
     timeline: Timeline = field(default_factory=Timeline, compare=False, repr=False)
     key_name: str = ""
+    data_parallel_rank: str = ""
+
+    @property
+    def rank(self) -> int | None:
+        """The replica that it asks for; None: any. `check_rank` has found it valid."""
+        return int(self.data_parallel_rank) if self.data_parallel_rank else None
 
     @property
     def span(self) -> TraceContext | None:
@@ -81,6 +91,19 @@ class Origin:
     def trace_headers(self) -> dict[str, str]:
         """The headers that requests to other servers have on its behalf; none without tracing."""
         return {} if self.trace is None else self.trace.headers
+
+
+def check_rank(origin: Origin, ranks: range) -> None:
+    """Check the replica that a request asks for.
+
+    Raises:
+        RequestRefused: it is none of the engine.
+    """
+    text = origin.data_parallel_rank
+    if not text or (text.isascii() and text.isdecimal() and len(text) <= _LONGEST_RANK and int(text) in ranks):
+        return
+    accepted = str(ranks[0]) if len(ranks) == 1 else f"a number from {ranks[0]} to {ranks[-1]}"
+    raise RequestRefused(f"The header {RANK_HEADER} is {text[:32]!r}, but must be {accepted}.")
 
 
 _NOWHERE = Origin()

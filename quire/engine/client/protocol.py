@@ -216,11 +216,13 @@ class ResetCaches(msgspec.Struct, frozen=True, tag="reset_caches"):
         prefixes: forget the prefix cache.
         items: forget the encoder cache.
         preempt: requests in the batch compute their tokens anew as well.
+        external: forget the blocks of the second tier as well.
     """
 
     prefixes: bool = False
     items: bool = False
     preempt: bool = False
+    external: bool = False
 
 
 class Pause(msgspec.Struct, frozen=True, tag="pause"):
@@ -302,6 +304,7 @@ class TokensOutput(msgspec.Struct, array_like=True, tag="tokens"):
     prefill_chunks: int = 0  # steps that computed tokens of the prompt
     draft_tokens: int = 0  # of speculative decoding, verified so far
     accepted_tokens: int = 0  # part of them
+    loaded_tokens: int = 0  # part of `cached_tokens` that was not in memory, but in a second tier
 
 
 class PooledOutput(msgspec.Struct, array_like=True, tag="pooled"):
@@ -311,6 +314,7 @@ class PooledOutput(msgspec.Struct, array_like=True, tag="pooled"):
     data: PooledArray
     cached_tokens: int = 0
     scheduled_at: float = 0.0
+    loaded_tokens: int = 0
 
 
 class ErrorOutput(msgspec.Struct, array_like=True, tag="error"):
@@ -364,6 +368,14 @@ class StepStats(msgspec.Struct, array_like=True):
     accepted_per_position: list[int] = []  # of each position of a draft, how many drafts had their token there accepted
     evicted_blocks: list[BlockLife] = []  # those that are sampled; see `BlockResidency`
     block_reuse_gaps: list[float] = []  # seconds between two uses of a cached block that is sampled
+    external_queries: int = 0  # tokens that were not in memory, and looked up in a second tier
+    external_hits: int = 0
+    tier_bytes: int = 0  # that the tier takes, a gauge
+    unwritten_blocks: int = 0  # blocks that the tier lacks, a gauge
+    loaded_bytes: int = 0
+    load_seconds: float = 0.0
+    stored_bytes: int = 0
+    store_seconds: float = 0.0
 
 
 class StepOutput(msgspec.Struct, tag="step"):

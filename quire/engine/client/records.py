@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -61,6 +61,7 @@ class RequestRecord:
         least_cached: of the cached tokens of `answers` sequences, the fewest; 0 where `answers` is.
         prefill_chunks: steps that have computed tokens of the prompt; 0 if it got no token.
         draft_tokens, accepted_tokens: of speculative decoding.
+        loaded_tokens: part of `cached_tokens` that was read from a second tier; also of pooling.
     """
 
     request_id: str
@@ -82,6 +83,7 @@ class RequestRecord:
     prefill_chunks: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    loaded_tokens: int = 0
 
     def add_to_timeline(self) -> None:
         """Add the sequence to the timeline of its HTTP request."""
@@ -140,6 +142,9 @@ class Observer:
         """That is done, or has failed; it has taken so long."""
 
 
+CORE_EVENTS = frozenset(("on_step", "on_tokens", "on_finish", "on_restart", "on_sleep"))  # of the engine's core
+
+
 class Observers(Observer):
     """All observers of an engine. One that fails neither keeps events from the others nor fails requests."""
 
@@ -149,10 +154,10 @@ class Observers(Observer):
         }
         self._on_tokens = self._listeners["on_tokens"]
 
-    def add(self, observer: Observer) -> None:
-        """Tell an observer all events from now on for which its class has a method."""
+    def add(self, observer: Observer, *, without: Collection[str] = ()) -> None:
+        """Tell an observer all events from now on for which its class has a method. `without`: methods to leave out."""
         for name, listeners in self._listeners.items():
-            if getattr(type(observer), name) is not getattr(Observer, name):
+            if name not in without and getattr(type(observer), name) is not getattr(Observer, name):
                 listeners.append(getattr(observer, name))
 
     @override

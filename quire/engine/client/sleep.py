@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Coroutine, Iterable
 from typing import Any, Protocol
 
-from typing_extensions import override
-
 from quire.engine.client.errors import EngineAsleep, EngineDead, EngineError, SleepFailed
 from quire.engine.client.protocol import MemoryTag, Sleep, SleepLevel, SleepState, Wake
 
@@ -38,17 +36,11 @@ class SleepingClient(Protocol):
 
 
 class Sleeping(Protocol):
-    """Put an engine to sleep and wake it.
+    """Put an engine to sleep and wake it."""
 
-    Attributes:
-        asleep: what has no memory.
-        refusal: the error of requests; None while the engine is awake.
-        refusal_of_new: the error of requests that begin now; those that have begun may still end.
-    """
-
-    asleep: frozenset[MemoryTag]
-    refusal: EngineAsleep | None
-    refusal_of_new: EngineAsleep | None
+    @property
+    def asleep(self) -> frozenset[MemoryTag]:
+        """What has no memory."""
 
     async def sleep(self, level: SleepLevel, *, wait: bool = False) -> None:
         """Free the memory of the engine. See `Sleep` for the levels; of two, the deeper one counts.
@@ -72,8 +64,14 @@ class Sleeping(Protocol):
         """
 
 
-class SleepControl(Sleeping):
-    """Put the core of a client to sleep and wake it, one after the other."""
+class SleepControl:
+    """Put the core of a client to sleep and wake it, one after the other: `Sleeping` of one core.
+
+    Attributes:
+        asleep: what has no memory.
+        refusal: the error of requests; None while the engine is awake.
+        refusal_of_new: the error of requests that begin now; those that have begun may still end.
+    """
 
     def __init__(self, client: SleepingClient) -> None:
         self._client = client
@@ -85,8 +83,8 @@ class SleepControl(Sleeping):
         self.refusal: EngineAsleep | None = None
         self.refusal_of_new: EngineAsleep | None = None
 
-    @override
     async def sleep(self, level: SleepLevel, *, wait: bool = False) -> None:
+        """See `Sleeping`."""
         await self._lock.acquire()
         try:
             self.refusal_of_new = EngineAsleep(_ASLEEP)
@@ -100,8 +98,8 @@ class SleepControl(Sleeping):
             raise
         await self._complete(self._fall_asleep(level))
 
-    @override
     async def wake_up(self, tags: Iterable[MemoryTag]) -> None:
+        """See `Sleeping`."""
         await self._lock.acquire()
         await self._complete(self._wake(tags))
 

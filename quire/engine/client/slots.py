@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from quire.engine.client.errors import EngineOverloaded, TenantOverloaded
+from quire.engine.client.protocol import StepStats
+from quire.engine.client.records import Observers
 from quire.workers.shares import Shares
 
 
@@ -18,6 +23,10 @@ class Slots:
         """Number of slots."""
         return self._shares.capacity
 
+    @capacity.setter
+    def capacity(self, capacity: int) -> None:
+        self._shares.capacity = capacity
+
     @property
     def largest_request(self) -> int:
         """Number of slots that one request may have."""
@@ -27,6 +36,30 @@ class Slots:
     def in_use(self) -> int:
         """Number of slots that are taken."""
         return self._shares.used
+
+    @contextmanager
+    def held(self, count: int, tenant: str, stats: StepStats, observers: Observers) -> Iterator[None]:
+        """A context in which a tenant has slots.
+
+        Args:
+            count: number of slots.
+            tenant: whose they are.
+            stats: of the engine.
+            observers: learn when there are too few.
+
+        Raises:
+            EngineOverloaded: there are too few free slots, or the tenant has its share.
+        """
+        try:
+            self.take(count, tenant, 1 + stats.waiting // max(1, stats.running))
+        except EngineOverloaded as error:
+            is_share = isinstance(error, TenantOverloaded)
+            observers.on_overload("max_client_share" if is_share else "max_num_queued_reqs")
+            raise
+        try:
+            yield
+        finally:
+            self.give_back(count, tenant)
 
     def take(self, count: int, tenant: str, retry_after: int) -> None:
         """Take slots for a tenant. `retry_after`: seconds after which some are likely to be free, for the errors.

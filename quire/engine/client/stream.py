@@ -143,7 +143,7 @@ class SequenceStream(OutputStream):
         self.ended = ended
         self.times = request.new_times()
         self.output_tokens = 0
-        self.cached_tokens = 0
+        self.cached_tokens = self.loaded_tokens = 0
         self.preemptions = 0
         self.prefill_chunks = 0
         self.draft_tokens = 0
@@ -194,6 +194,7 @@ class SequenceStream(OutputStream):
         used = self._detokenizer.tokens_used - before
         self.output_tokens += used
         self.cached_tokens = output.cached_tokens or self.cached_tokens
+        self.loaded_tokens = output.loaded_tokens
         self.preemptions = output.preemptions
         self.prefill_chunks = output.prefill_chunks
         self.draft_tokens, self.accepted_tokens = output.draft_tokens, output.accepted_tokens
@@ -246,6 +247,7 @@ class SequenceStream(OutputStream):
             prefill_chunks=self.prefill_chunks,
             draft_tokens=self.draft_tokens,
             accepted_tokens=self.accepted_tokens,
+            loaded_tokens=self.loaded_tokens,
         )
 
     def _wake(self) -> None:
@@ -262,7 +264,7 @@ class PooledStream(OutputStream):
         self.times = request.new_times()
         self.finish_reason: FinishReason | None = None
         self.finished_by_core = False
-        self._cached_tokens = 0
+        self._cached_tokens = self._loaded_tokens = 0
         self._error = ""
         self._result: asyncio.Future[Pooled] = asyncio.get_running_loop().create_future()
 
@@ -283,7 +285,7 @@ class PooledStream(OutputStream):
             self.fail(error_of(output, PooledOutput))
             return
         self.finish_reason = "stop"
-        self._cached_tokens = output.cached_tokens
+        self._cached_tokens, self._loaded_tokens = output.cached_tokens, output.loaded_tokens
         if not self._result.done():
             self._result.set_result(Pooled(output.data, output.cached_tokens, self.times))
 
@@ -297,11 +299,12 @@ class PooledStream(OutputStream):
 
     @override
     def record(self, request_id: str) -> RequestRecord:
-        return pooled_record(self, self.request, request_id, self._cached_tokens, self._error)
+        cached, loaded = self._cached_tokens, self._loaded_tokens
+        return pooled_record(self, self.request, request_id, cached, loaded, self._error)
 
 
 def pooled_record(
-    stream: OutputStream, request: PoolRequest, request_id: str, cached_tokens: int, error: str
+    stream: OutputStream, request: PoolRequest, request_id: str, cached_tokens: int, loaded_tokens: int, error: str
 ) -> RequestRecord:
     """The record of a pooling request; see `OutputStream.record`. `error`: see `RequestRecord`."""
     return RequestRecord(
@@ -312,6 +315,7 @@ def pooled_record(
         finish_reason=stream.finish_reason or "abort",
         prompt_tokens=len(request.prompt),
         cached_tokens=cached_tokens,
+        loaded_tokens=loaded_tokens,
         error=error,
     )
 

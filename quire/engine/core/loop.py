@@ -7,7 +7,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -50,6 +50,7 @@ from quire.engine.client.step_observer import StepObserver, StepShare
 from quire.engine.client.transport import CoreChannel
 from quire.engine.core.gate import Gate
 from quire.engine.core.item_validation import invalid_items
+from quire.engine.core.offload import Offload
 from quire.engine.core.profiling import Profiling
 from quire.engine.core.sleep import AsleepExecutor, Sleeper
 from quire.engine.core.update import WeightUpdate
@@ -67,6 +68,7 @@ from quire.engine.scheduling.streaming_scheduler import StreamingScheduler
 
 logger = logging.getLogger(__name__)
 _PREPARING_WAIT = 0.001  # seconds between looks at whether a request is ready
+_LOADING_WAIT = 0.001  # seconds between looks at whether blocks were loaded, if nothing else can be done
 _LOOK_AFTER = 0.002  # seconds between two checks for new messages while the steps of an encoder run
 _PREFAULT_AFTER = 0.05  # seconds of idleness; a client that sends its next request at once must not wait for it
 _ASLEEP = "the model is asleep; POST /wake_up wakes it"
@@ -110,6 +112,8 @@ class EngineCore:
         sleeper: Sleeper[Any] | None = None,
         update: WeightUpdate | None = None,
         profiling: Profiling | None = None,
+        on_close: Callable[[], None] = lambda: None,
+        offload: Offload | None = None,
     ) -> None:
         """Assemble a core.
 
@@ -124,6 +128,8 @@ class EngineCore:
             sleeper: frees and restores the memory of the model; None if the engine cannot sleep.
             update: replaces the weights of the model; None if they are never replaced.
             profiling: records steps; None if they never are.
+            on_close: ends what observes the scheduler.
+            offload: keeps blocks of the prefix cache in a second tier; None if there is none.
         """
         self.scheduler = scheduler
         self.executor = executor
@@ -136,12 +142,15 @@ class EngineCore:
         self._sleeper = sleeper
         self._update = update
         self._profiling = profiling or Profiling(StepProfiler(None, ""))
+        self._on_close = on_close
+        self._offload = offload
         self._gate = Gate()
         self._postponed: deque[ClientMessage] = deque()  # arrived while a command was being run
         self._steps = itertools.count(1)
         self._preparing: list[tuple[AddRequest, Future[Any]]] = []
         self._in_flight: deque[_SubmittedStep] = deque()
         self._can_prefault = True
+        self._saving = False  # whether blocks may have to be saved, or reported as written
         self._prefault_at = 0.0  # when the core has been idle for long enough to prefault
         self._check_at: float | None = None  # when it has been idle for long enough to check itself
         self._running = True
@@ -158,6 +167,7 @@ class EngineCore:
             while self._running:
                 self._drain_inbox()
                 self._add_prepared()
+                self.take_loaded()
                 if self.has_work:
                     self.step()
                 else:
@@ -179,8 +189,24 @@ class EngineCore:
         submitted = len(self._in_flight) < limit and self.scheduler.has_work and self._submit()
         if submitted and len(self._in_flight) < limit:
             return
+        if not self._in_flight:  # the requests that are not loading wait for blocks of those that are
+            assert self._offload is not None
+            self._offload.wait(_LOADING_WAIT)
+            return
         if encoder is None or self._in_flight[0].pending.wait(_LOOK_AFTER):
             self._finish(self._in_flight.popleft())
+
+    def take_loaded(self) -> None:
+        """Let requests go on whose blocks were loaded from a tier."""
+        if self.is_loading and self.executor.cache is not None:
+            assert self._offload is not None
+            assert isinstance(self.scheduler, Scheduler)
+            self._offload.receive(self.scheduler, self.executor.cache)
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a request waits for blocks of a tier."""
+        return isinstance(self.scheduler, Scheduler) and bool(self.scheduler.loads)
 
     def check(self) -> None:
         """Assert that scheduler and executor are consistent."""
@@ -188,17 +214,22 @@ class EngineCore:
         self.executor.check()
 
     def close(self) -> None:
-        """End the threads of the executor and of the grammar compiler."""
+        """End the threads of the executor, of the grammar compiler and of what observes the scheduler."""
         self._profiling.close()
+        if self._offload is not None:
+            self._offload.close(self.executor.cache)
         self.executor.close()
         if self._grammars is not None:
             self._grammars.close()
+        self._on_close()
 
     def _submit(self) -> bool:
         started = time.monotonic()
         plan = self.scheduler.schedule()
-        if plan.is_empty and self._in_flight:
-            return False  # every sequence waits for a step in flight
+        if self._offload is not None and self.executor.cache is not None:
+            self._offload.before_step(self.executor.cache)
+        if plan.is_empty and (self._in_flight or self.is_loading):
+            return False  # every sequence waits for a step in flight, or for blocks of requests that wait for a tier
         with self._profiling.step(plan):
             pending = self.executor.submit(plan)
         self._in_flight.append(_SubmittedStep(plan, pending, started))
@@ -217,11 +248,20 @@ class EngineCore:
         stats = self._stats(step.plan)
         stats.step, stats.ended_at = next(self._steps), time.monotonic()
         stats.step_seconds = stats.ended_at - step.started
+        if self._offload is not None:
+            self._after_step(self._offload, step.plan, stats)
         self._channel.send(StepOutput(outputs, stats))
         if self.step_observer is not None:
             self.step_observer.on_step(_shares(step.plan), outputs, step.started, stats.ended_at)
         self._can_prefault = True
         self._restart_idle_timers()
+
+    def _after_step(self, offload: Offload, plan: StepPlan, stats: StepStats) -> None:
+        if isinstance(self.scheduler, Scheduler) and self.executor.cache is not None:
+            offload.measure(self.scheduler, plan, stats.step_seconds)
+            offload.save(self.executor.cache)
+        offload.count(stats)
+        self._saving = True
 
     def _finish_steps(self) -> None:
         """Wait for all steps in flight."""
@@ -235,11 +275,23 @@ class EngineCore:
         return stats
 
     def _idle(self) -> None:
+        if self._saving and time.monotonic() >= self._prefault_at:
+            self._save()
         if self._can_prefault and time.monotonic() >= self._prefault_at:
             self._can_prefault = self.executor.prefault()
         if self._check_at is not None and time.monotonic() >= self._check_at:
             self._check_at = None
             self.check()
+
+    def _save(self) -> None:
+        """Save blocks for a tier while there is nothing else to do, and report once all are written."""
+        assert self._offload is not None
+        can_save = self.executor.cache is not None and self._offload.save(self.executor.cache)
+        if not self._offload.unwritten:
+            self._saving = False
+            self._report_idle()
+        elif not (can_save and self._offload.has_unsaved):
+            self._prefault_at = time.monotonic() + _PREFAULT_AFTER  # the tier writes what it has
 
     def _drain_inbox(self) -> None:
         """Handle all messages that have arrived; wait for one if there is nothing else to do."""
@@ -295,8 +347,12 @@ class EngineCore:
             self._channel.send(SleepState(self._sleeper.asleep, "requests are running"))
         else:
             if not isinstance(self.executor, AsleepExecutor):
+                if self._offload is not None and self.executor.cache is not None:
+                    self._offload.forget(self.executor.cache)
                 self.executor.close()
                 self.executor = AsleepExecutor()
+                if isinstance(self.scheduler, Scheduler):
+                    self.scheduler.reset_prefix_cache(preempt=False)  # its observers are those of the next one
                 self.scheduler = self._sleeper.scheduler()  # its prefix cache and encoder cache are empty
             self._sleeper.sleep(level)
             self._channel.send(SleepState(self._sleeper.asleep))
@@ -365,6 +421,8 @@ class EngineCore:
             self._channel.send(CommandDone(serial, error))
 
     def _reset_caches(self, command: ResetCaches) -> None:
+        if command.external and self._offload is None:
+            raise NotNow("There is no prefix cache outside of memory, which --kv-offloading-size makes.")
         if isinstance(self.scheduler, StreamingScheduler):
             if command.preempt:
                 self._check_no_streams()
@@ -373,6 +431,8 @@ class EngineCore:
                 self.scheduler.reset_encoder_cache()
             if command.prefixes:
                 self.scheduler.reset_prefix_cache(preempt=command.preempt)
+            if command.external and self._offload is not None:
+                self._offload.clear()
 
     def _check_no_streams(self) -> None:
         if isinstance(self.scheduler, StreamingScheduler) and self.scheduler.stats().running:
@@ -389,6 +449,8 @@ class EngineCore:
             raise NotNow("The weights are asleep: POST /wake_up?tags=weights makes room for new ones.")
         self._check_no_streams()
         self._update.run(folder, self._poll)
+        if self._offload is not None:
+            self._offload.stop()
         if isinstance(self.scheduler, Scheduler):
             self.scheduler.reset_encoder_cache()
             self.scheduler.reset_prefix_cache(preempt=True)
@@ -425,7 +487,10 @@ class EngineCore:
 
     def _report_idle(self) -> None:
         """Send the gauges, since no step will."""
-        self._channel.send(StepOutput([], self._stats()))
+        stats = self._stats()
+        if self._offload is not None:
+            self._offload.count(stats)
+        self._channel.send(StepOutput([], stats))
         self._restart_idle_timers()
 
     def _restart_idle_timers(self) -> None:
@@ -437,11 +502,11 @@ class EngineCore:
         """Seconds to wait for a message; None to wait without a limit."""
         if self.has_work:
             return 0.0
-        if self._preparing:
+        if self._preparing or self.is_loading:
             return _PREPARING_WAIT
         if self._postponed:
             return 0.0
-        tasks = [self._prefault_at] if self._can_prefault else []
+        tasks = [self._prefault_at] if self._can_prefault or self._saving else []
         if (end := self._profiling.ends_at) is not None:
             tasks.append(end)
         if self._check_at is not None:

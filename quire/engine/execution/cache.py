@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -34,6 +35,12 @@ class KVCache(Protocol):
 
     def ensure_mapped(self, block: int) -> None:
         """Back a block, and all before it, with memory; called before a step writes to it."""
+
+    def read(self, block: int) -> bytes:
+        """Return a copy of a block, which steps have written."""
+
+    def write(self, block: int, content: bytes) -> None:
+        """Fill a block with what `read` has returned."""
 
     def prefault(self) -> bool:
         """Back some more blocks with memory ahead of time; returns whether there are more. Called while idle."""
@@ -102,10 +109,25 @@ class DeviceKVCache(KVCache):
                 "lower --kv-cache-memory-bytes or --gpu-memory-utilization"
             ) from error
         self.layers, self.states = layout.divide(memory, num_blocks, block_size, dtype, by_place=True)
+        sizes = layout.place_bytes(block_size, dtype)
+        parts = memory.split([num_blocks * size for size in sizes])
+        self._places = [part.view(num_blocks, size) for part, size in zip(parts, sizes, strict=True)]
 
     @override
     def ensure_mapped(self, block: int) -> None:
         pass  # all memory is mapped when it is allocated
+
+    @override
+    def read(self, block: int) -> bytes:
+        return torch.cat([place[block] for place in self._places]).cpu().numpy().tobytes()
+
+    @override
+    def write(self, block: int, content: bytes) -> None:
+        begin = 0
+        for place in self._places:
+            part = np.frombuffer(content, np.uint8, place.shape[1], begin)
+            place[block].copy_(torch.from_numpy(part.copy()))
+            begin += place.shape[1]
 
     @override
     def prefault(self) -> bool:
@@ -137,6 +159,15 @@ class HostKVCache(KVCache):
         self._used = max(self._used, block + 1)
         if self._used > self._mapped:
             self._map(self._used + self._stride)
+
+    @override
+    def read(self, block: int) -> bytes:
+        return self._blocks[block].numpy().tobytes()
+
+    @override
+    def write(self, block: int, content: bytes) -> None:
+        self.ensure_mapped(block)
+        self._blocks[block].numpy()[:] = np.frombuffer(content, np.uint8)
 
     @override
     def prefault(self) -> bool:

@@ -69,9 +69,12 @@ class Executor(Protocol):
     Attributes:
         max_steps_in_flight: submitted steps whose results may be outstanding. With 1 a step's results are known before
             the next step is planned; with more, the scheduler plans ahead while a device computes.
+        cache: the KV cache, for those who read and write its blocks between steps; None: it has none, or it is on a
+            device that would have to wait for it.
     """
 
     max_steps_in_flight: int
+    cache: KVCache | None = None
 
     def submit(self, plan: StepPlan) -> PendingStep:
         """Start a step."""
@@ -160,10 +163,10 @@ class BackgroundExecutor(Executor):
     def __init__(
         self, activate: Activate, runner: BackgroundRunner, max_steps_in_flight: int, cache: KVCache | None = None
     ) -> None:
-        """`activate`: see `Device.activate`. `cache`: the KV cache, if parts of it are mapped in the background."""
+        """`activate`: see `Device.activate`. `cache`: the KV cache, if it is in the memory of the host."""
         self._activate = activate
         self._runner = runner
-        self._cache = cache
+        self.cache = cache
         self.max_steps_in_flight = max_steps_in_flight
 
     @override
@@ -173,7 +176,7 @@ class BackgroundExecutor(Executor):
 
     @override
     def prefault(self) -> bool:
-        return self._cache is not None and self._cache.prefault()
+        return self.cache is not None and self.cache.prefault()
 
     @override
     def check(self) -> None:

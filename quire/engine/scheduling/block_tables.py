@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from quire.engine.client.protocol import StepStats
-from quire.engine.scheduling.blocks import BlockPool
+from quire.engine.scheduling.blocks import BlockPool, FilledBlock
 from quire.engine.scheduling.request import BlockHash, Hasher, Request
+from quire.engine.scheduling.tier_blocks import group_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,30 @@ class Prefix:
         return [block for table, unseen in zip(self.tables, self.unseen, strict=True) for block in table[unseen:]]
 
 
+@dataclass(frozen=True, slots=True)
+class LackingBlock:
+    """A block that a tier has, and the pool has not."""
+
+    index: int
+    group: int
+    key: BlockHash
+
+
+@dataclass(frozen=True, slots=True)
+class TierPrefix:
+    """The beginning of a request that is cached in memory and in a tier.
+
+    Attributes:
+        count: its length in blocks.
+        held: those in memory that are in sight.
+        lacking: those that are in the tier alone, the first ones of the sequence first.
+    """
+
+    count: int
+    held: list[int]
+    lacking: list[LackingBlock]
+
+
 class BlockTables:
     """Take the blocks of requests from the pool, and give them back.
 
@@ -87,6 +112,7 @@ class BlockTables:
         self._full = [index for index, window in enumerate(groups.windows) if window is None]
         # A sequence that begins behind a prefix has no states there.
         self._hasher = None if groups.state_blocks else hasher
+        self._filled: list[FilledBlock] = []  # by the step that is being planned
 
     def match(self, request: Request) -> Prefix:
         """Return the longest cached prefix; at least one token is left to compute.
@@ -101,7 +127,7 @@ class BlockTables:
         hashes = request.block_hashes(size, self._hasher)[: longest // size]
         cached = {group: self._pool.match(_keys(hashes, group)) for group in self._full}
         count = min(map(len, cached.values()), default=len(hashes))
-        while count and (missing := self._missing(request, hashes, count)) is not None:
+        while count and (missing := self._missing(request, hashes, count, self._pool.has)) is not None:
             count = missing
         tables = [cached[group][:count] if group in cached else [0] * count for group in range(self._count)]
         for group, window in self._windows:
@@ -115,13 +141,77 @@ class BlockTables:
             unseen[group] = self._first_seen(request, count * self._pool.block_size, window)
         return Prefix(count, tables or [[] for _ in unseen], unseen)
 
-    def _missing(self, request: Request, hashes: list[BlockHash], count: int) -> int | None:
-        """Return the last block that groups with windows lack to begin behind `count` blocks; None if they have all."""
+    def match_tier(self, request: Request, cached: Prefix, has: Callable[[BlockHash], bool]) -> TierPrefix | None:
+        """Return the longest prefix that is cached in memory or in a tier; None: it is no longer than in memory.
+
+        Args:
+            request: it has no blocks.
+            cached: what `match` returns.
+            has: whether the tier has the block with a key.
+        """
+        if self._hasher is None or request.max_cached_tokens <= 0:
+            return None
+
+        def is_cached(key: BlockHash) -> bool:
+            return self._pool.has(key) or has(key)
+
+        size = self._pool.block_size
+        hashes = request.block_hashes(size, self._hasher)[: request.max_cached_tokens // size]
+        count = len(hashes)
+        for group in self._full:  # which have all blocks before
+            ends = (index for index in range(cached.count, count) if not is_cached(group_key(hashes[index], group)))
+            count = next(ends, count)
+        while count > cached.count and (missing := self._missing(request, hashes, count, is_cached)) is not None:
+            count = missing
+        if count <= cached.count:
+            return None
+        firsts = [0] * self._count
+        for group, window in self._windows:
+            firsts[group] = self._first_seen(request, count * size, window)
+        held, lacking = list[int](), list[LackingBlock]()
+        for index in range(min(firsts), count):
+            for group in range(self._count):
+                if index >= firsts[group]:
+                    key = group_key(hashes[index], group)
+                    held += (blocks := self._pool.match([key]))
+                    if not blocks:
+                        lacking.append(LackingBlock(index, group, key))
+        return TierPrefix(count, held, lacking)
+
+    def keys_in_sight(self, request: Request, prefix: Prefix) -> list[BlockHash]:
+        """Return the keys of the blocks of a prefix that are held, the first ones of the sequence first."""
+        groups = list(enumerate(prefix.unseen))
+        return [
+            group_key(request.hashes[index], group)
+            for index in range(prefix.count)
+            for group, unseen in groups
+            if index >= unseen
+        ]
+
+    def register(self, request: Request, lacking: Iterable[LackingBlock], blocks: Iterable[int]) -> None:
+        """Register blocks that were read from a tier for a request, and hold what they lacked."""
+        assert self._hasher is not None
+        size = self._pool.block_size
+        hashes = request.block_hashes(size, self._hasher)
+        for source, block in zip(lacking, blocks, strict=False):
+            index = source.index
+            extra = request.extra_keys(index * size, (index + 1) * size)
+            if self._pool.cache_block(block, source.key):
+                self._pool.fill(filled := FilledBlock(block, request, index, source.group, hashes, extra))
+                self._pool.finish(filled, failed=False)
+
+    def _missing(
+        self, request: Request, hashes: list[BlockHash], count: int, has: Callable[[BlockHash], bool]
+    ) -> int | None:
+        """Return the last block that groups with windows lack to begin behind `count` blocks; None if they have all.
+
+        `has`: whether the block with a key is cached.
+        """
         end = count * self._pool.block_size
         firsts = [(group, self._first_seen(request, end, window)) for group, window in self._windows]
         # All groups at each block, so that a block is looked up once for each group however often this is called.
         for index in reversed(range(min((first for _, first in firsts), default=count), count)):
-            if any(index >= first and not self._pool.has(_key(hashes[index], group)) for group, first in firsts):
+            if any(index >= first and not has(group_key(hashes[index], group)) for group, first in firsts):
                 return index
         return None
 
@@ -146,7 +236,7 @@ class BlockTables:
         """Let a request that enters the batch hold its cached prefix, if there is one, and its states."""
         prefix = prefix or self._prefix(request, 0, [])
         self._pool.acquire(prefix.held)
-        request.tables, request.unseen = prefix.tables, prefix.unseen
+        request.tables, request.unseen, request.was_loaded = prefix.tables, prefix.unseen, False
         request.num_blocks = request.num_cached_blocks = prefix.count
         request.num_computed_tokens = prefix.count * self._pool.block_size
         request.state_blocks = self._pool.allocate(self._groups.state_blocks)
@@ -191,11 +281,25 @@ class BlockTables:
         full = end // self._pool.block_size
         if self._hasher is None or full <= request.num_cached_blocks:
             return
-        hashes = request.block_hashes(self._pool.block_size, self._hasher)
+        size, is_observed = self._pool.block_size, self._pool.is_observed
+        hashes = request.block_hashes(size, self._hasher)
         for index in range(request.num_cached_blocks, full):
+            extra = request.extra_keys(index * size, (index + 1) * size) if is_observed else ()
             for group, table in enumerate(request.tables):
-                self._pool.cache_block(table[index], _key(hashes[index], group))
+                if self._pool.cache_block(table[index], group_key(hashes[index], group)):
+                    self._filled.append(filled := FilledBlock(table[index], request, index, group, hashes, extra))
+                    self._pool.fill(filled)
         request.num_cached_blocks = full
+
+    def take_filled(self) -> list[FilledBlock]:
+        """Return the blocks that were registered since the last call: those that a step fills."""
+        filled, self._filled = self._filled, []
+        return filled
+
+    def finish(self, filled: Iterable[FilledBlock], failed: Collection[str]) -> None:
+        """Note that the step has ended that fills some blocks. `failed`: ids of requests that it failed for."""
+        for block in filled:
+            self._pool.finish(block, failed=block.request.id in failed)
 
     def evict(self, request: Request, start: int) -> None:
         """Let other requests not find the blocks of a request from position `start` on, also those given back."""
@@ -205,13 +309,21 @@ class BlockTables:
             for key in _keys(request.hashes[first:unseen], group):
                 self._pool.evict_blocks(self._pool.match([key]))
 
-    def record(self, request: Request, hit: int, stats: StepStats) -> None:
-        """Count the tokens that a request has found, when it enters the batch for the first time."""
+    def record(self, request: Request, hit: int, stats: StepStats, *, has_tier: bool) -> None:
+        """Count the tokens that a request has found, when it enters the batch for the first time.
+
+        `has_tier`: those that were not in memory were looked up in a tier.
+        """
         if request.cached_tokens is None:
             request.cached_tokens = hit
+            in_memory = hit if request.found_in_memory is None else min(hit, request.found_in_memory)
+            request.loaded_tokens = hit - in_memory
             if self._hasher is not None:
                 stats.prefix_queries += len(request.tokens)
-                stats.prefix_hits += hit
+                stats.prefix_hits += in_memory
+            if has_tier:
+                stats.external_queries += len(request.tokens) - in_memory
+                stats.external_hits += request.loaded_tokens
 
     def check(self, requests: Iterable[Request], running: Collection[str], others: Iterable[list[int]] = ()) -> None:
         """Assert that requests hold the blocks that they need, and those in the pool.
@@ -237,10 +349,5 @@ class BlockTables:
         self._pool.check(holders)
 
 
-def _key(key: BlockHash, group: int) -> BlockHash:
-    """Return the key of a group's block with the same tokens."""
-    return key + bytes((group,)) if group else key
-
-
 def _keys(hashes: list[BlockHash], group: int) -> Iterable[BlockHash]:
-    return (_key(key, group) for key in hashes) if group else hashes
+    return (group_key(key, group) for key in hashes) if group else hashes

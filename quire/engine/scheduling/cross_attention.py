@@ -30,6 +30,7 @@ class CrossAttentionBlocks:
         if self._hasher is not None:
             key = self._hasher(request.root_hash + b"item" + item.hash)
             request.root_hash = self._hasher(key + b"tokens")
+            request.first_keys.append(f"item {item.hash.hex()}")
             hashes = [self._hasher(key + b"block%d" % index) for index in range(self._pool.blocks_for(length))]
         request.cross_attention = CrossAttentionState(item, length, hashes)
 

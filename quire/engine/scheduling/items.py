@@ -73,6 +73,10 @@ class PlaceholderRanges:
         """The items in the tokens [start, end), as content for block hashes: their hashes and starts."""
         return b"".join(item.hash + (item.start - start).to_bytes(8, signed=True) for item in self.within(start, end))
 
+    def extra_keys(self, start: int, end: int) -> list[tuple[str, int]]:
+        """The same content for readers outside of the process."""
+        return [(item.hash.hex(), item.start - start) for item in self.within(start, end)]
+
     def tokens(self, start: int, end: int) -> tuple[PlaceholderTokens, ...]:
         """The parts of items that the tokens [start, end) stand for."""
         return tuple(self._tokens(start, end))

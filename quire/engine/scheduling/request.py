@@ -33,6 +33,7 @@ from quire.engine.scheduling.plan import (
 
 BlockHash = bytes
 Hasher = Callable[[bytes], BlockHash]
+ExtraKey = str | tuple[str, int]  # an item is its hash, and its start counted from that of the block
 
 
 def token_array(tokens: TokenArray) -> array[int]:
@@ -82,10 +83,16 @@ class Request:
             cross-attention) and from the RoPE variant; only sequences with equal ones share blocks.
         uses_long_rope: computed with the frequencies of a long rope for sequences beyond the trained length.
         lora_id: adapter that it is computed with; None: none.
+        first_keys: the extra keys of its first block that its root hash depends on, beside the adapter.
+        adapter_key: extra key of the adapter; None: there is none.
+        is_shared: other requests can find its blocks, see `leave_prefix_cache`.
         hashes: content hashes of the full blocks of `tokens`, as far as they were computed.
         num_cached_blocks: number of its blocks that are registered in the prefix cache (vLLM: num_cached_block).
         drafter: proposes speculative tokens; None without speculation.
         cached_tokens: prompt tokens found in the prefix cache when the sequence first entered the batch; None before.
+        found_in_memory: part of those that were there before the rest was loaded from a tier; None: nothing was.
+        loaded_tokens: part of `cached_tokens` that was loaded from a tier.
+        was_loaded: blocks were loaded for it since it last left the batch, and it does not wait for others.
         generates: whether tokens are sampled once all known tokens are computed.
         wants_prompt_logprobs: positions of the prompt must still be computed for their log-probabilities.
         token_probs: the result for `SamplingParams.token_probs`, until it is sent.
@@ -109,6 +116,9 @@ class Request:
     root_hash: BlockHash = b""
     uses_long_rope: bool = False
     lora_id: int | None = None
+    first_keys: list[str] = field(default_factory=list)
+    adapter_key: str | None = None
+    is_shared: bool = True
     prompt_len: int = 0
     num_computed_tokens: int = 0
     num_output_placeholders: int = 0
@@ -122,6 +132,9 @@ class Request:
     num_cached_blocks: int = 0
     drafter: Drafter | None = None
     cached_tokens: int | None = None
+    found_in_memory: int | None = None
+    loaded_tokens: int = 0
+    was_loaded: bool = False
     scheduled_at: float = 0.0
     start: int = 0
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
@@ -181,6 +194,7 @@ class Request:
         if len(self.tokens) > rope_switch and not self.uses_long_rope:
             self.uses_long_rope = True
             self.root_hash = hasher(self.root_hash + b"extended") if hasher else b""
+            self.first_keys.append("long rope")
             self.hashes = []
 
     def use_lora(self, lora_id: int, digest: bytes, hasher: Hasher | None) -> None:
@@ -190,11 +204,13 @@ class Request:
         """
         self.lora_id = lora_id
         self.root_hash = hasher(self.root_hash + b"lora" + digest) if hasher else b""
+        self.adapter_key = digest.hex()
         self.hashes = []
 
     def leave_prefix_cache(self, hasher: Hasher) -> None:
         """Let other requests find none of its blocks from now on: they do not know its root hash."""
         self.root_hash = hasher(self.root_hash + b"reset")
+        self.is_shared = False
         self.hashes = []
 
     def extend(self, tokens: list[int], *, last: bool, items: tuple[MediaItem, ...] = ()) -> None:
@@ -256,6 +272,13 @@ class Request:
             self.hashes.append(hasher(parent + content))
         return self.hashes
 
+    def extra_keys(self, start: int, end: int) -> tuple[ExtraKey, ...]:
+        """What the keys and values of a block of tokens [start, end) depend on beside the tokens up to its end."""
+        keys: list[ExtraKey] = [] if self.adapter_key is None else [self.adapter_key]
+        if self.placeholders is not None:
+            keys += self.placeholders.extra_keys(start, end)
+        return (*keys, *self.first_keys) if start == 0 else tuple(keys)
+
     def to_new_sequence(self, cross: CrossAttentionItem | None) -> NewSequence:
         """The request as it enters the batch."""
         prompt_logprobs = self.sampling_params.prompt_logprobs if self.wants_prompt_logprobs else None
@@ -285,7 +308,9 @@ class Request:
         """Share blocks only with requests that have the same prompt, as keys of each token depend on all of it."""
         items = b"" if self.placeholders is None else self.placeholders.content(0, self.prompt_len)
         prompt = self.tokens[: self.prompt_len].tobytes()
-        self.root_hash = hasher(self.root_hash + b"prompt" + prompt + items) if hasher else b""
+        if hasher is not None:
+            self.root_hash = hasher(self.root_hash + b"prompt" + prompt + items)
+            self.first_keys.append(f"prompt {hasher(prompt + items).hex()}")
 
     def mark_scheduled(self) -> None:
         """Record when the sequence first entered the batch."""
@@ -354,6 +379,7 @@ class Request:
             prefill_chunks=self.prefill_chunks,
             draft_tokens=self.draft_tokens,
             accepted_tokens=self.accepted_tokens,
+            loaded_tokens=self.loaded_tokens,
         )
         self.token_probs = None
         if self.wants_prompt_logprobs:

@@ -24,7 +24,7 @@ from quire.engine.client.protocol import (
     StepStats,
 )
 from quire.engine.scheduling.block_tables import ONE_GROUP, BlockGroups, BlockTables
-from quire.engine.scheduling.blocks import BlockPool
+from quire.engine.scheduling.blocks import BlockPool, FilledBlock
 from quire.engine.scheduling.cross_attention import CrossAttentionBlocks
 from quire.engine.scheduling.drafter import Drafter
 from quire.engine.scheduling.items import EncoderCache, PlaceholderRanges
@@ -34,6 +34,8 @@ from quire.engine.scheduling.pipeline import StepShares
 from quire.engine.scheduling.plan import ScheduledSequence, StepPlan, StepResult
 from quire.engine.scheduling.request import Hasher, Request, token_array
 from quire.engine.scheduling.speculation import Speculation
+from quire.engine.scheduling.tier_blocks import BlockTier, LoadRule
+from quire.engine.scheduling.tier_loads import TierLoads
 from quire.engine.scheduling.waiting import WaitingQueue
 
 _SORT_KEY = attrgetter("sort_key")
@@ -57,6 +59,17 @@ class _Postponed:
 _NOTHING_POSTPONED = _Postponed()
 
 
+@dataclass(frozen=True, slots=True)
+class _StepInFlight:
+    """A step that was planned and has not finished: its sequences, and the blocks that it fills."""
+
+    scheduled: list[Request]
+    filled: list[FilledBlock]
+
+
+_NO_STEP = _StepInFlight([], [])
+
+
 class Scheduler:
     """Hold every request from its arrival until it finishes.
 
@@ -73,6 +86,8 @@ class Scheduler:
         hasher: Hasher | None,
         by_priority: bool = False,
         fair: bool = False,
+        tier: BlockTier | None = None,
+        load_rule: LoadRule | None = None,
     ) -> None:
         """Make a scheduler without requests.
 
@@ -83,6 +98,8 @@ class Scheduler:
             hasher: hash function of the prefix cache; None disables it.
             by_priority: requests with a smaller priority run first.
             fair: the flows of requests share the engine, instead of running in order of arrival.
+            tier: has blocks that are not in memory; None: there is none.
+            load_rule: when they are loaded; given with a tier.
         """
         self.limits = limits
         self.pool = pool
@@ -90,20 +107,29 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._open = OpenRequests()
         self._tables = BlockTables(pool, groups, hasher)
+        self.loads: TierLoads | None = None
+        if tier is not None:
+            assert load_rule is not None
+            self.loads = TierLoads(tier, load_rule, pool, self._tables)
         self._cross_attention = CrossAttentionBlocks(pool, hasher, limits.convolutions)
         self._speculation = Speculation(limits, self._tables)
         self._encoder_cache = EncoderCache(limits.encoder_cache_size, limits.encoder_compute_budget, limits.pixel_cost)
         self._shares = StepShares(limits.stages)
         self._running: list[Request] = []  # sorted by sort key
         self._waiting = WaitingQueue(self._requests, by_priority=by_priority, fair=fair)
-        self._in_flight: deque[list[Request]] = deque()  # the sequences of each plan that has not finished
+        self._in_flight: deque[_StepInFlight] = deque()
         self._removed: list[str] = []  # left the batch since the last plan
         self._postponed = _NOTHING_POSTPONED  # in the last plan
 
     @property
     def has_work(self) -> bool:
-        """Whether any unfinished request can continue, that is, does not wait for the rest of its prompt."""
-        return len(self._requests) > len(self._open) or not self._open.all_idle
+        """Whether any unfinished request can continue: it waits neither for the rest of its prompt nor for a tier."""
+        return len(self._requests) > len(self._open) + self._num_loading or not self._open.all_idle
+
+    @property
+    def _num_loading(self) -> int:
+        """Requests that wait for blocks of a tier."""
+        return 0 if self.loads is None else len(self.loads)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
@@ -122,6 +148,7 @@ class Scheduler:
             drafter=Drafter(self.limits.max_draft) if self.limits.max_draft else None,
             held_back=int(message.open),
             bidirectional=self.limits.bidirectional,
+            first_keys=[message.cache_salt] if message.cache_salt else [],
         )
         if self.limits.encoder_cache_size:
             # As for prefixes: without a hasher nothing is shared.
@@ -196,16 +223,18 @@ class Scheduler:
         plan.removed, self._removed = self._removed, []
         plan.prompt_extensions = self._open.take_extensions(plan.new)
         if scheduled:
-            self._in_flight.append(scheduled)
+            self._in_flight.append(_StepInFlight(scheduled, self._tables.take_filled()))
             self._shares.submit()
         return plan
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         """Apply the results of the oldest step in flight; returns the outputs for the front end."""
         live: dict[str, Request] = {}
+        step = _NO_STEP
         if plan.scheduled:
             self._shares.finish()
-        for request in self._in_flight.popleft() if plan.scheduled else ():
+            step = self._in_flight.popleft()
+        for request in step.scheduled:
             request.steps_in_flight -= 1
             if request.steps_to_discard:
                 request.steps_to_discard -= 1
@@ -222,6 +251,7 @@ class Scheduler:
         outputs: list[RequestOutput] = []
         if result.errors:
             outputs += self._end_failed(plan, result, live)
+        self._tables.finish(step.filled, result.errors)
         drafted = {item.request_id: len(item.draft) for item in plan.scheduled if item.draft}
         for sampled in result.sampled:
             if (live_request := live.get(sampled.request_id)) is not None:
@@ -232,6 +262,7 @@ class Scheduler:
                 if output.finish_reason is not None:
                     self._leave(live_request)
         outputs += [self._finish_pooling(live[name], data) for name, data in result.pooled.items() if name in live]
+        self.pool.end_step()
         return outputs
 
     def _end_failed(self, plan: StepPlan, result: StepResult, live: dict[str, Request]) -> list[RequestOutput]:
@@ -274,12 +305,21 @@ class Scheduler:
         Args:
             preempt: requests in the batch leave it, and compute their tokens anew. Else they keep their blocks.
         """
+        if self.loads is not None:
+            for request in self.loads.abandon_all():
+                self._waiting.push(request)
         for request in self._running.copy():
             if preempt:
                 self._preempt(request)
             elif self._hasher is not None:
                 request.leave_prefix_cache(self._hasher)
         self.pool.evict_all()
+
+    def end_loads(self) -> None:
+        """Queue the requests again that have waited for blocks of a tier, which are there or will not come."""
+        if self.loads is not None:
+            for request in self.loads.take_ended():
+                self._waiting.push(request)
 
     def reset_encoder_cache(self) -> None:
         """Let items be encoded anew. No step is in flight."""
@@ -291,7 +331,7 @@ class Scheduler:
         """Gauges as of now, with the counters of a step that has finished if one is given."""
         stats = StepStats() if plan is None else plan.stats
         stats.running, stats.waiting = len(self._running), len(self._requests) - len(self._running)
-        stats.deferred = len(self._open.waiting_for_input)
+        stats.deferred = len(self._open.waiting_for_input) + self._num_loading
         stats.blocks_used, stats.blocks_total = self.pool.num_used, self.pool.num_blocks
         if self.pool.residency is not None:
             self.pool.residency.report(stats)
@@ -301,13 +341,18 @@ class Scheduler:
         """Assert that queues, requests and the block pool are consistent."""
         requests = self._requests.values()
         encoded = [request.cross_attention.blocks for request in requests if request.cross_attention is not None]
-        waiting = self._waiting.ids()
+        waiting, loading = self._waiting.ids(), set[str]()
+        if self.loads is not None:
+            self.loads.check()
+            encoded += self.loads.held()
+            loading = {request.id for request in self.loads}
         running = {request.id for request in self._running}
         self._tables.check(requests, running, encoded)
         waiting_for_input = self._open.waiting_for_input
         self._encoder_cache.check()
-        assert waiting | running | waiting_for_input == set(self._requests), "a request is neither waiting nor running"
-        assert len(waiting) + len(running) + len(waiting_for_input) == len(self._requests), "a request is in two states"
+        states = (waiting, running, waiting_for_input, loading)
+        assert set().union(*states) == set(self._requests), "a request is neither waiting nor running"
+        assert sum(map(len, states)) == len(self._requests), "a request is in two states"
         self._open.check()
         assert self._running == sorted(self._running, key=_SORT_KEY), "running requests are out of order"
         for request in requests:
@@ -365,7 +410,8 @@ class Scheduler:
         encoded = self.limits.encoder_compute_budget  # positions that this step may still encode
         most = self._shares.share(min(len(self._requests), self.limits.max_num_seqs))
         while budget > 0 and len(scheduled) < most and (request := self._waiting.first()):
-            if len(self._running) >= self.limits.max_num_seqs and not self._preempt_idle():
+            taken = len(self._running) + self._num_loading
+            if taken >= self.limits.max_num_seqs and not self._preempt_idle():
                 return
             if request.steps_in_flight:
                 return  # preempted; a step in flight still appends to its tokens
@@ -374,6 +420,9 @@ class Scheduler:
             prefix = self._tables.match(request)
             computed = prefix.count * self.pool.block_size
             left = len(request.tokens) - request.held_back - computed
+            if self.loads is not None and not request.held_back and self.loads.begin(request, prefix):
+                self._waiting.pop()
+                continue
             if left <= 0:
                 self._waiting.pop()
                 self._open.waiting_for_input.add(request.id)
@@ -403,7 +452,9 @@ class Scheduler:
             self._tables.enter(request, prefix)
             request.prompt_logprobs = [None] if request.wants_prompt_logprobs else []
             request.mark_scheduled()
-            self._tables.record(request, computed, plan.stats)
+            self._tables.record(request, computed, plan.stats, has_tier=self.loads is not None)
+            if self.loads is not None and prefix.count:
+                self.loads.touch(request, prefix)
             entered = (
                 None
                 if request.cross_attention is None
@@ -494,6 +545,8 @@ class Scheduler:
         if request.in_batch:
             self._leave_batch(request)
         else:
+            if self.loads is not None:
+                self.loads.abandon(request)
             self._waiting.compact(len(self._requests) - len(self._running))
 
     def _leave_batch(self, request: Request) -> None:
@@ -504,4 +557,5 @@ class Scheduler:
 
     def _finish_pooling(self, request: Request, data: PooledArray) -> PooledOutput:
         self._leave(request)
-        return PooledOutput(request.id, data, request.cached_tokens or 0, request.scheduled_at)
+        cached, loaded = request.cached_tokens or 0, request.loaded_tokens
+        return PooledOutput(request.id, data, cached, request.scheduled_at, loaded)

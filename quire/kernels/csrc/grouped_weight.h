@@ -24,10 +24,13 @@ enum class Codes { FOUR, TABLE, SIX, EIGHT };
 inline Floats load_float16(const void *from) {
 #if defined(HAVE_AVX512)
     return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
+#elif defined(HAVE_AVX2)
+    const __m128i *halves = (const __m128i *)from;
+    return {(HalfFloats)_mm256_cvtph_ps(_mm_loadu_si128(halves)), (HalfFloats)_mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
 #else
     Halves x;
     std::memcpy(&x, from, sizeof x);
-    Words bits = __builtin_convertvector(x, Words);
+    Words bits = widen(x);
     Floats magnitude = (Floats)((bits & 0x7fff) << 13) * 0x1p112f;  // neither infinite nor NaN
     return (Floats)((Words)magnitude | (bits & 0x8000) << 16);
 #endif
@@ -109,27 +112,20 @@ struct GroupedWeight {
 
 constexpr int64_t step_bytes(Codes kind) { return kind == Codes::EIGHT ? 512 : kind == Codes::SIX ? 384 : 256; }
 
-inline Ints load_ints(const void *from) {
-    Ints out;
-    std::memcpy(&out, from, sizeof out);
-    return out;
-}
+inline Ints load_ints(const void *from) { return load_vector<Ints>(from); }
 
 // The bytes of a table of 16 at indices below 16. The table is in each 16 bytes of its vector.
 inline Ints look_up(Ints table, Ints indices) {
 #if defined(HAVE_AVX512)
     return (Ints)_mm512_shuffle_epi8((__m512i)table, (__m512i)indices);
+#elif defined(HAVE_AVX2)
+    return {(HalfInts)_mm256_shuffle_epi8((__m256i)table.low, (__m256i)indices.low),
+            (HalfInts)_mm256_shuffle_epi8((__m256i)table.high, (__m256i)indices.high)};
 #else
     Bytes from[4], at[4];
     std::memcpy(from, &table, sizeof from);
     std::memcpy(at, &indices, sizeof at);
-    for (int i = 0; i < 4; i++) {
-#if defined(HAVE_AVX2)
-        at[i] = (Bytes)_mm_shuffle_epi8((__m128i)from[i], (__m128i)at[i]);
-#else
-        at[i] = __builtin_shuffle(from[i], at[i]);
-#endif
-    }
+    for (int i = 0; i < 4; i++) at[i] = __builtin_shuffle(from[i], at[i]);
     return load_ints(at);
 #endif
 }

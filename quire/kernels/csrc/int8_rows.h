@@ -1,15 +1,13 @@
 // Rows of int8 with scales, and the two formats of KV pages: plain rows and rows of int8.
 #pragma once
 
-typedef uint8_t Bytes __attribute__((vector_size(16)));
-
 // Quantizes elements to int8 with one scale. Returns the scale: NaN if an element is NaN or infinite.
 template <class T>
 float quantize_row(const typename T::Element *x, int8_t *out, int64_t size) {
     Floats largest = broadcast(0.0f), not_finite = broadcast(0.0f);
     for (int64_t i = 0; i < size; i += LANES) {
         Floats v = T::load(x + i);
-        largest = maximum(largest, v < 0.0f ? -v : v);
+        largest = maximum(largest, select(v < 0.0f, -v, v));
         not_finite += v - v;  // 0 unless an element is NaN or infinite
     }
     float top = largest[0];
@@ -17,8 +15,8 @@ float quantize_row(const typename T::Element *x, int8_t *out, int64_t size) {
     // Not below where 1 / scale is infinite; smaller elements become 0.
     float scale = top > 1e-36f ? top / 127.0f : 1.0f, inverse = 1.0f / scale;
     for (int64_t i = 0; i < size; i += LANES) {
-        Ints integers = __builtin_convertvector(T::load(x + i) * inverse + 128.5f, Ints);  // positive: truncation rounds
-        Bytes bytes = __builtin_convertvector(integers, Bytes) ^ uint8_t(128);  // 128 less
+        Ints integers = truncate(T::load(x + i) * inverse + 128.5f);  // positive: truncation rounds
+        Bytes bytes = lowest_bytes(integers) ^ uint8_t(128);  // 128 less
         std::memcpy(out + i, &bytes, sizeof bytes);
     }
     return scale + horizontal_sum(not_finite);
@@ -26,14 +24,9 @@ float quantize_row(const typename T::Element *x, int8_t *out, int64_t size) {
 
 // 16 elements of int8 as floats.
 inline Floats load_int8(const int8_t *from) {
-#if defined(HAVE_AVX512)
-    return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
-#else
-    typedef int8_t Int8s __attribute__((vector_size(16)));
     Int8s x;
     std::memcpy(&x, from, sizeof x);
-    return __builtin_convertvector(__builtin_convertvector(x, Ints), Floats);
-#endif
+    return to_floats(widen(x));
 }
 
 // Rows of pages in the dtype T.

@@ -2,22 +2,14 @@
 // its own. Where a comment says that NaN is kept, a NaN in the input is a NaN in the output.
 #pragma once
 
-typedef float Floats __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-typedef uint32_t Words __attribute__((vector_size(64)));
-typedef uint16_t Halves __attribute__((vector_size(32)));
-
-constexpr int LANES = 16;
-constexpr int PAIR = 2 * LANES;  // elements of two vectors
+#include "vectors.h"
 
 struct Float32 {
     typedef float Element;
     static inline Floats load(const float *from) {
-        Floats x;
-        std::memcpy(&x, from, sizeof x);
-        return x;
+        return load_vector<Floats>(from);
     }
-    static inline void store(float *to, Floats x) { std::memcpy(to, &x, sizeof x); }
+    static inline void store(float *to, Floats x) { store_vector(to, x); }
     static inline void store2(float *to, Floats a, Floats b) { store(to, a), store(to + LANES, b); }
     static inline void load_pair(const float *from, Floats &a, Floats &b) { a = load(from), b = load(from + LANES); }
     static inline void store_pair(float *to, Floats a, Floats b) { store(to, a), store(to + LANES, b); }
@@ -28,13 +20,9 @@ struct Float32 {
 struct BFloat16 {
     typedef uint16_t Element;
     static inline Floats load(const uint16_t *from) {
-#if defined(HAVE_AVX512)  // gcc converts vectors of this size in two steps
-        return (Floats)(Words)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16);
-#else
         Halves x;
         std::memcpy(&x, from, sizeof x);
-        return (Floats)(__builtin_convertvector(x, Words) << 16);
-#endif
+        return (Floats)(widen(x) << 16);
     }
     // Rounds to nearest, ties to even; NaN is kept.
     static inline void store(uint16_t *to, Floats x) {
@@ -51,14 +39,11 @@ struct BFloat16 {
     }
     // Even and odd elements of 32: two operations instead of the four that keeping their order takes.
     static inline void load_pair(const uint16_t *from, Floats &even, Floats &odd) {
-        Words both;
-        std::memcpy(&both, from, sizeof both);
+        Words both = load_vector<Words>(from);
         even = (Floats)(both << 16), odd = (Floats)(both & 0xffff0000);
     }
     static inline void store_pair(uint16_t *to, Floats even, Floats odd) {
-        Words low = __builtin_convertvector(to_bfloat16(even), Words);
-        Words both = low | __builtin_convertvector(to_bfloat16(odd), Words) << 16;
-        std::memcpy(to, &both, sizeof both);
+        store_vector(to, widen(to_bfloat16(even)) | widen(to_bfloat16(odd)) << 16);
     }
     static inline Halves to_bfloat16(Floats x) {
 #if defined(HAVE_BF16_DOT)  // flushes denormals, below 1.2e-38, to 0
@@ -66,7 +51,7 @@ struct BFloat16 {
 #else
         Words bits = (Words)x, nan = (Words)(x != x);
         bits = ((bits + 0x7fff + ((bits >> 16) & 1)) & ~nan) | (nan & 0x7fc00000);
-        return __builtin_convertvector(bits >> 16, Halves);
+        return narrow(bits >> 16);
 #endif
     }
     static inline float to_float(uint16_t x) {
@@ -94,12 +79,8 @@ inline Words round_pairs(Floats a, Floats b) {
                                     Elements{0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
                                              8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31});
 #else
-    return __builtin_convertvector(BFloat16::to_bfloat16(a), Words) | __builtin_convertvector(BFloat16::to_bfloat16(b), Words) << 16;
+    return widen(BFloat16::to_bfloat16(a)) | widen(BFloat16::to_bfloat16(b)) << 16;
 #endif
-}
-
-inline Floats broadcast(float x) {
-    return Floats{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
 }
 
 #if defined(HAVE_BF16_DOT)
@@ -117,43 +98,15 @@ inline Floats dot_add(Floats total, Words a, Words b) {
 }
 #endif
 
-inline Words load_words(const void *from) {
-    Words x;
-    std::memcpy(&x, from, sizeof x);
-    return x;
-}
+inline Words load_words(const void *from) { return load_vector<Words>(from); }
 
 #if defined(HAVE_AVX512)  // gcc would compare and select; b if one is NaN, as below
 inline Floats maximum(Floats a, Floats b) { return (Floats)_mm512_max_ps((__m512)a, (__m512)b); }
 inline Floats minimum(Floats a, Floats b) { return (Floats)_mm512_min_ps((__m512)a, (__m512)b); }
 #else
-inline Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
-inline Floats minimum(Floats a, Floats b) { return a < b ? a : b; }
+inline Floats maximum(Floats a, Floats b) { return select(a > b, a, b); }
+inline Floats minimum(Floats a, Floats b) { return select(a < b, a, b); }
 #endif
-
-inline float horizontal_sum(Floats x) {
-    x += __builtin_shuffle(x, Ints{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
-    x += __builtin_shuffle(x, Ints{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
-    x += __builtin_shuffle(x, Ints{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13});
-    return x[0] + x[1];
-}
-
-inline float horizontal_max(Floats x) {
-    x = maximum(x, __builtin_shuffle(x, Ints{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7}));
-    x = maximum(x, __builtin_shuffle(x, Ints{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11}));
-    x = maximum(x, __builtin_shuffle(x, Ints{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13}));
-    return std::max(x[0], x[1]);
-}
-
-// Adds the halves of each group of `2 * STEP` lanes: the sums of a are in the lower half of the group, those of b in the
-// upper half.
-template <int STEP>
-inline Floats fold_halves(Floats a, Floats b) {
-    Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    Ints upper = (lanes & STEP) != 0;  // all bits set in lanes whose result comes from b
-    Ints low = (lanes & ~STEP) | (upper & LANES);
-    return __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, low | STEP);
-}
 
 // The horizontal sum of each of 16 vectors; x is overwritten.
 inline Floats horizontal_sums(Floats *x) {
@@ -161,17 +114,6 @@ inline Floats horizontal_sums(Floats *x) {
     for (int i = 0; i < 4; i++) x[i] = fold_halves<4>(x[i], x[i + 4]);
     for (int i = 0; i < 2; i++) x[i] = fold_halves<2>(x[i], x[i + 2]);
     return fold_halves<1>(x[0], x[1]);
-}
-
-// Exchanges the upper half of a and the lower half of b in each group of `2 * STEP` lanes.
-template <int STEP>
-inline void exchange_halves(Words &a, Words &b) {
-    Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    Ints upper = (lanes & STEP) != 0;  // all bits set in lanes that come from b
-    Ints first = (lanes & ~STEP) | (upper & LANES);
-    Words low = __builtin_shuffle(a, b, first);
-    b = __builtin_shuffle(a, b, first | STEP);
-    a = low;
 }
 
 // Transposes 16 rows of 16 words.
@@ -209,10 +151,10 @@ inline Floats vector_exp(Floats given) {
 #else
     Floats x = maximum(minimum(given, broadcast(88.3f)), broadcast(-87.3f));
     Floats n = x * 1.44269504088896341f;
-    Ints whole = __builtin_convertvector(n + (n >= 0.0f ? broadcast(0.5f) : broadcast(-0.5f)), Ints);
-    n = __builtin_convertvector(whole, Floats);
+    Ints whole = truncate(n + select(n >= 0.0f, broadcast(0.5f), broadcast(-0.5f)));
+    n = to_floats(whole);
     Floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    return given == given ? exp_reduced(r) * (Floats)((whole + 127) << 23) : given;
+    return select(given == given, exp_reduced(r) * (Floats)((whole + 127) << 23), given);
 #endif
 }
 
@@ -222,9 +164,9 @@ inline Floats vector_exp2(Floats given) {
     Floats x = maximum(broadcast(-160.0f), given);
     Floats n = (Floats)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #else
-    Floats x = given < -125.0f ? broadcast(-125.0f) : given;
-    Ints whole = __builtin_convertvector(x - 0.5f, Ints);
-    Floats n = __builtin_convertvector(whole, Floats);
+    Floats x = select(given < -125.0f, broadcast(-125.0f), given);
+    Ints whole = truncate(x - 0.5f);
+    Floats n = to_floats(whole);
 #endif
     Floats r = x - n, p = broadcast(1.32647273e-3f);
     p = p * r + 9.67151299e-3f;
@@ -235,7 +177,8 @@ inline Floats vector_exp2(Floats given) {
 #if defined(HAVE_AVX512)
     return (Floats)_mm512_scalef_ps((__m512)p, (__m512)n);
 #else
-    return given < -125.0f ? broadcast(0.0f) : given == given ? p * (Floats)((whole + 127) << 23) : given;
+    Floats power = select(given == given, p * (Floats)((whole + 127) << 23), given);
+    return select(given < -125.0f, broadcast(0.0f), power);
 #endif
 }
 
@@ -258,5 +201,5 @@ inline Floats vector_tanh(Floats x) {
     Floats e = vector_exp(2.0f * minimum(maximum(x, broadcast(-10.0f)), broadcast(10.0f)));
     Floats square = x * x;
     Floats series = x * (1.0f + square * (-0.333333333f + square * (0.133333333f - square * 0.053968254f)));
-    return square < 0.01f || x != x ? series : (e - 1.0f) / (e + 1.0f);
+    return select((square < 0.01f) | (x != x), series, (e - 1.0f) / (e + 1.0f));
 }

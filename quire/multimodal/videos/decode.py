@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -23,13 +23,16 @@ from quire.multimodal.pictures.decode import PARAM, PictureError, decoded
 from quire.multimodal.pictures.decode import inspect as inspect_picture
 from quire.multimodal.pictures.limits import PictureLimits
 from quire.multimodal.pictures.pixels import picture_pixels
+from quire.multimodal.videos.counting import frames_at_least
 from quire.multimodal.videos.formats import NAMES, recognize, unpacked
 from quire.multimodal.videos.layout import VideoHeader, video_layout
 from quire.multimodal.videos.limits import VideoLimits
 from quire.multimodal.videos.sampling import Timeline, chosen_frames
 
 DEFAULT_FPS = 24.0  # of a list of frames whose rate is not known, as in transformers
-_MOST_FRAMES = 180_000  # of a video, most of which are not read: 100 minutes of 30 a second, counted in a second or two
+_MOST_FRAMES = (
+    180_000  # of a video, most of which are not read: 100 minutes of 30 a second, whose packets take a second
+)
 _MAX_FPS = 1000.0
 _RATE_ERROR = 0.1
 _MISSING = 0.5  # part of the announced length that may be missing: files may have a track that is longer
@@ -80,6 +83,8 @@ Job = InspectVideo | PrepareVideo
 def worker(limits: VideoLimits) -> Callable[[Job], VideoHeader | PixelArray]:
     """The function of a worker process."""
     Image.MAX_IMAGE_PIXELS = None  # our own limit is checked
+    with suppress(ImportError):  # a job that needs it says so
+        import av  # noqa: F401, PLC0415 before the first job has to wait for it
 
     def do(job: Job) -> VideoHeader | PixelArray:
         match job:
@@ -169,6 +174,9 @@ def _of_file(job: InspectVideo, limits: VideoLimits) -> VideoHeader:
         raise VideoError(f"The file is not a video of a supported format: {NAMES}.")
     with _opened(job.content, demuxer, limits.pixels) as (container, stream):
         _check_pixels(stream.codec_context.height, stream.codec_context.width, limits)
+        announced = max(stream.frames, frames_at_least(job.content, demuxer, stream.id, _MOST_FRAMES + 1))
+        if announced > _MOST_FRAMES:
+            raise _too_many_frames()
         packets = _packets(container, stream)
         _check_complete(packets, stream, container)
         fps = _rate(packets, stream)
@@ -246,18 +254,16 @@ def _check_work(decoded: int, chosen: int, height: int, width: int) -> None:
 
 def _packets(container: Any, stream: Any) -> _Packets:
     """Read all packets of a stream, without decoding them."""
-    if stream.frames > _MOST_FRAMES:
-        raise _too_many_frames()
     is_vp8 = stream.codec_context.name.startswith(("vp8", "libvpx"))
     count, end = 0, 0
     times: list[int] = []
     keys: list[int] = []
-    for packet in container.demux(stream):
+    for index, packet in enumerate(container.demux(stream)):
+        if index > _MOST_FRAMES:  # the last packet is an empty one
+            raise _too_many_frames()
         if not packet.size or packet.is_discard or (is_vp8 and not memoryview(packet)[0] & _VP8_SHOWN):
             continue
         count += 1
-        if count > _MOST_FRAMES:
-            raise _too_many_frames()
         if packet.pts is None:
             continue
         times.append(packet.pts)

@@ -89,6 +89,32 @@ async def test_what_is_rendered_generates_the_same(tmp_path: Path) -> None:
     assert listed[0]["sampling_params"]["seed"] == 5
 
 
+async def test_all_apis_render_the_same_conversation_alike(tmp_path: Path) -> None:
+    """A router asks each API for the tokens of its requests."""
+    bodies = {
+        "/v1/chat/completions": {**CHAT, "max_tokens": 9},
+        "/v1/responses": {"input": CHAT["messages"], "max_output_tokens": 9},
+        "/v1/messages": {**CHAT, "max_tokens": 9},
+    }
+    core = FakeCore()
+    async with running_server(tmp_path, core) as server:
+        rendered = {path: (await server.post(f"{path}/render", body)).json() for path, body in bodies.items()}
+        wrong = await server.post("/v1/messages/render", {"messages": []})
+        assert not any(isinstance(message, AddRequest) for message in core.received)
+        for path, body in bodies.items():
+            assert (await server.post(path, body)).status_code == 200
+    sent = [message.prompt.tolist() for message in core.received if isinstance(message, AddRequest)]
+    assert [prompt["token_ids"] for prompt in rendered.values()] == sent
+    assert sent[0] == sent[1] == sent[2]
+    assert [prompt["sampling_params"]["max_tokens"] for prompt in rendered.values()] == [9, 9, 9]
+    assert [prompt["request_id"].split("-")[0].split("_")[0] for prompt in rendered.values()] == [
+        "chatcmpl",
+        "resp",
+        "msg",
+    ]
+    assert (wrong.status_code, wrong.json()["type"]) == (400, "error")
+
+
 async def test_what_holds_an_answer_is_rendered_with_it(tmp_path: Path) -> None:
     tools = [{"type": "function", "function": {"name": "now"}}]
     core = FakeCore(answer=says('{"n": 1}'))

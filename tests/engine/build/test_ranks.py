@@ -86,7 +86,7 @@ def test_threads_respect_a_containers_limit(
 @pytest.mark.skipif(native.kernels is None, reason="torch's number of threads is that of the process")
 @pytest.mark.parametrize(("options", "expected"), [({}, 3), ({"num_threads": 5}, 5)])
 def test_ranks_divide_the_usable_cores(options: dict[str, int], expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "usable_cores", lambda: 6)
+    monkeypatch.setattr(ranks, "usable_cores", lambda sharers: 6)
     nothing: Any = None
     config = CoreConfig(
         folder=Path(),

@@ -18,6 +18,7 @@ from quire.engine.client.engine_client import EngineClient
 from quire.engine.client.errors import EngineDead
 from quire.engine.client.launch import ProcessCore, ThreadCore, forked_process
 from quire.engine.client.protocol import Ready
+from quire.engine.client.slots import Slots
 from quire.engine.client.transport import ClientChannel
 from tests.support.fake_core import INFO, FakeCore, running_client
 from tests.support.process import no_children_of
@@ -84,7 +85,7 @@ class SlowToRead:
 
 async def test_a_core_that_has_not_connected_is_ended_at_once() -> None:
     handle = ProcessCore()
-    client = EngineClient(ClientChannel(handle.address), byte_tokenizer(), capacity=1)
+    client = EngineClient(ClientChannel(handle.address), byte_tokenizer(), Slots(1, 1.0))
     handle.start(SlowToRead(), client.fail)
     assert handle.pid is not None
     assert not await client.close()
@@ -101,7 +102,7 @@ async def test_a_core_in_a_thread_that_ends_without_a_word_is_noticed() -> None:
         raise KeyboardInterrupt("not an Exception")
 
     handle = ThreadCore()
-    client = EngineClient(ClientChannel(handle.address), byte_tokenizer(), capacity=1)
+    client = EngineClient(ClientChannel(handle.address), byte_tokenizer(), Slots(1, 1.0))
     handle.start(core, client.fail)
     with pytest.raises(EngineDead, match="its thread ended with KeyboardInterrupt"):
         await client.ready()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 from typing import Literal, assert_never
 
 import torch
@@ -61,3 +62,10 @@ def _cuda() -> Device:
     from quire.engine.execution.devices.triton import TritonDevice  # noqa: PLC0415 triton is not installed for CPUs
 
     return TritonDevice(torch.device("cuda", torch.cuda.current_device()))
+
+
+def visible_gpus() -> list[str]:
+    """Return the GPUs that this process sees, in the words of CUDA_VISIBLE_DEVICES."""
+    count = torch.cuda.device_count()
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return [name.strip() for name in named.split(",")][:count] if named else [str(index) for index in range(count)]

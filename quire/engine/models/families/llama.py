@@ -197,14 +197,14 @@ def olmo2(config: Any) -> DecoderSpec:
     return uniform(config, biased_attention(config, qk_norm=QKNorm.ALL), pre_norm=False, branch_output_norm=True)
 
 
-def granite(config: Any) -> DecoderSpec:
-    """Granite 3, dense: scales of embeddings, attention scores, residuals and logits."""
+def granite(config: Any, ffn: FeedForward | None = None) -> DecoderSpec:
+    """Granite 3: scales of embeddings, attention scores, residuals and logits. `ffn`: None: a dense one."""
     if config.attention_multiplier <= 0:
         raise UnsupportedModel(f"attention_multiplier must be above 0, not {config.attention_multiplier}")
     if config.logits_scaling == 0:
         raise UnsupportedModel("logits_scaling must not be 0")
     attn = biased_attention(config, scale=config.attention_multiplier)
-    spec = uniform(config, attn, biased_mlp(config), residual_scale=config.residual_multiplier)
+    spec = uniform(config, attn, ffn or biased_mlp(config), residual_scale=config.residual_multiplier)
     embeddings = Embeddings(scale=float(config.embedding_multiplier))
     return replace(spec, embeddings=embeddings, logit_scale=1.0 / config.logits_scaling)
 

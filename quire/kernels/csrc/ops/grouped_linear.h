@@ -7,6 +7,8 @@
 // Rows whose sums of integers and of floats fit into registers beside the weights.
 #if defined(HAVE_AVX512)
 constexpr int64_t MAX_GROUPED_ROWS = 6;
+#elif defined(HAVE_AVX2)
+constexpr int64_t MAX_GROUPED_ROWS = 4;
 #else
 constexpr int64_t MAX_GROUPED_ROWS = 2;
 #endif
@@ -48,7 +50,7 @@ REGISTER_OP(GroupedLinear);
 struct InputBlock {
     int8_t codes[INPUT_GROUP];
     float scale;        // NaN if one of the inputs is not finite
-    int32_t starts[2];  // what offsets of weights add to products with each 16 inputs, negative; the first: with all of them
+    int32_t starts[2];  // what offsets of weights add to products with each 16 inputs; the first: with all of them
 };
 
 // The largest magnitude of 32 floats; NaN or infinite if one is.
@@ -56,6 +58,12 @@ inline float largest_magnitude(Floats a, Floats b) {
     Ints first = (Ints)a & 0x7fffffff, second = (Ints)b & 0x7fffffff;  // as integers they have the order of magnitudes
 #if defined(HAVE_AVX512)
     int32_t bits = _mm512_reduce_max_epi32(_mm512_max_epi32((__m512i)first, (__m512i)second));
+#elif defined(HAVE_AVX2)
+    __m256i wide = _mm256_max_epi32(_mm256_max_epi32((__m256i)first.low, (__m256i)first.high),
+                                    _mm256_max_epi32((__m256i)second.low, (__m256i)second.high));
+    __m128i most = _mm_max_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+    most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0x4e));
+    int32_t bits = _mm_cvtsi128_si32(_mm_max_epi32(most, _mm_shuffle_epi32(most, 0xb1)));
 #else
     first = first > second ? first : second;
     int32_t bits = 0;
@@ -73,13 +81,19 @@ inline int32_t round_to_bytes(Floats x, int8_t *out) {
     _mm_storeu_si128((__m128i *)out, _mm512_cvtepi32_epi8(integers));
     return _mm512_reduce_add_epi32(integers);
 #else
-    typedef int8_t Int8s __attribute__((vector_size(16)));
-    Ints integers = __builtin_convertvector(x + 128.5f, Ints) - 128;  // positive: truncation rounds
-    Int8s bytes = __builtin_convertvector(integers, Int8s);
+    Ints integers = truncate(x + 128.5f) - 128;  // positive: truncation rounds
+    Bytes bytes = lowest_bytes(integers);
     std::memcpy(out, &bytes, sizeof bytes);
+#if defined(HAVE_AVX2)
+    __m256i both = (__m256i)(integers.low + integers.high);
+    __m128i sums = _mm_add_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+    sums = _mm_add_epi32(sums, _mm_shuffle_epi32(sums, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(sums, _mm_shuffle_epi32(sums, 0xb1)));
+#else
     int32_t sum = 0;
     for (int i = 0; i < LANES; i++) sum += integers[i];
     return sum;
+#endif
 #endif
 }
 
@@ -94,12 +108,24 @@ inline void quantize_block(Floats a, Floats b, InputBlock &block, int32_t *sums)
     sums[1] = round_to_bytes(b * inverse, block.codes + LANES);
 }
 
+constexpr bool has_wide_codes(Codes kind) { return kind == Codes::TABLE || kind == Codes::EIGHT; }
+
+// What is subtracted from codes before they are multiplied: with AVX2 those of 8 bits become signed.
+constexpr int32_t subtracted([[maybe_unused]] Codes kind) {
+#if defined(HAVE_AVX2)
+    return has_wide_codes(kind) ? 128 : 0;
+#else
+    return 0;
+#endif
+}
+
 // Quantizes a row, and sums what is to be multiplied with minimums: (groups,), 0 before.
 template <class T>
 void quantize_inputs(const GroupedWeight &w, const typename T::Element *x, InputBlock *blocks, float *group_sums) {
     typedef typename T::Element Element;
     bool halves = w.group == STEP;
     int64_t per_group = w.group / INPUT_GROUP, group = 0, begun = 0;
+    int32_t start = subtracted(w.kind) - w.offset;
     for (int64_t block = 0; block < w.blocks; block++) {
         const Element *from = x + block * INPUT_GROUP;
         int64_t count = std::min(INPUT_GROUP, w.size_in - block * INPUT_GROUP);
@@ -113,7 +139,7 @@ void quantize_inputs(const GroupedWeight &w, const typename T::Element *x, Input
         InputBlock &to = blocks[block];
         quantize_block(T::load(from), T::load(from + LANES), to, sums);
         int32_t both = sums[0] + sums[1];
-        to.starts[0] = -w.offset * (halves ? sums[0] : both), to.starts[1] = -w.offset * sums[1];
+        to.starts[0] = start * (halves ? sums[0] : both), to.starts[1] = start * sums[1];
         if (!w.minimums) continue;
         if (halves) {
             group_sums[2 * block] = to.scale * float(sums[0]), group_sums[2 * block + 1] = to.scale * float(sums[1]);
@@ -123,6 +149,29 @@ void quantize_inputs(const GroupedWeight &w, const typename T::Element *x, Input
         }
     }
 }
+
+inline int32_t load_four(const int8_t *x) {
+    int32_t out;
+    std::memcpy(&out, x, sizeof out);
+    return out;
+}
+
+// Products of integers: of the inputs of a part of a block, which is `quads` quads, with the codes for 32 outputs. With them
+// are the sums that the part starts with.
+template <Codes kind, int quads, int rows>
+struct PartSums {
+    static constexpr bool wide = has_wide_codes(kind);
+    static constexpr int fetches = step_bytes(kind) / (2 * LINE);  // in a step of four quads
+
+    // Inputs and starts are the first row's, `stride` bytes before those of the next one.
+    inline void compute(const uint8_t *codes, const int8_t *inputs, int64_t stride, const int32_t *starts, Ints table,
+                        PrefetchStream &prefetch);
+    Ints low[rows], high[rows];
+};
+
+#if defined(HAVE_AVX2)
+#include "../grouped_avx2.h"
+#else
 
 // Adds the products of four inputs, the signed bytes of x, with the unsigned bytes of `weights` to 16 outputs. Weights are
 // below 128 unless `wide`.
@@ -138,16 +187,6 @@ inline Ints dot_bytes(Ints total, Ints weights, int32_t x) {
         bytes = _mm512_xor_si512(bytes, top);
     }
     return total + (Ints)_mm512_madd_epi16(_mm512_maddubs_epi16(bytes, inputs), ones);
-#elif defined(HAVE_AVX2)
-    __m256i parts[2], inputs = _mm256_set1_epi32(x), ones = _mm256_set1_epi16(1);
-    std::memcpy(parts, &weights, sizeof parts);
-    for (__m256i &part : parts) {
-        __m256i top = _mm256_and_si256(part, _mm256_set1_epi8(wide ? -128 : 0));
-        __m256i sum = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_xor_si256(part, top), inputs), ones);
-        if (wide) sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(top, inputs), ones));
-        part = sum;
-    }
-    return total + load_ints(parts);
 #elif defined(__SSE2__)  // which has no products of 32 bits: bytes 0 and 2, then 1 and 3, as numbers of 16 bits
     __m128i parts[4], inputs = _mm_set1_epi32(x), low_bytes = _mm_set1_epi16(255);
     __m128i even = _mm_srai_epi16(_mm_slli_epi16(inputs, 8), 8), odd = _mm_srai_epi16(inputs, 8);
@@ -163,11 +202,27 @@ inline Ints dot_bytes(Ints total, Ints weights, int32_t x) {
 #endif
 }
 
-inline int32_t load_four(const int8_t *x) {
-    int32_t out;
-    std::memcpy(&out, x, sizeof out);
-    return out;
+template <Codes kind, int quads, int rows>
+void PartSums<kind, quads, rows>::compute(const uint8_t *codes, const int8_t *inputs, int64_t stride, const int32_t *starts,
+                                          Ints table, PrefetchStream &prefetch) {
+#pragma GCC unroll 12
+    for (int row = 0; row < rows; row++)
+        low[row] = high[row] = Ints{} + *(const int32_t *)((const char *)starts + row * stride);
+    for (int step = 0; step < quads / 4; step++, codes += step_bytes(kind), inputs += STEP) {
+#pragma GCC unroll 4
+        for (int quad = 0; quad < 4; quad++) {
+            Ints first = unpack<kind>(codes, quad, 0, table), second = unpack<kind>(codes, quad, 1, table);
+            if (quad < fetches) prefetch.fetch();
+#pragma GCC unroll 12
+            for (int row = 0; row < rows; row++) {
+                int32_t four = load_four(inputs + row * stride + 4 * quad);
+                low[row] = dot_bytes<wide>(low[row], first, four);
+                high[row] = dot_bytes<wide>(high[row], second, four);
+            }
+        }
+    }
 }
+#endif
 
 // Products of `rows` rows, `stride` blocks apart, with one panel: (rows, 32) floats. `sums`: (rows, groups), for minimums.
 // Each output is one chain of sums, over minimums and then over inputs. With `halves` each 16 inputs have a scale. Loops
@@ -175,8 +230,6 @@ inline int32_t load_four(const int8_t *x) {
 template <Codes kind, bool halves, int rows>
 void grouped_matmul(const GroupedWeight &w, const InputBlock *x, int64_t stride, const float *sums, const uint8_t *panel,
                     PrefetchStream prefetch, float *out) {
-    constexpr bool wide = kind == Codes::TABLE || kind == Codes::EIGHT;
-    constexpr int fetches = step_bytes(kind) / (2 * LINE);
     Floats low[rows], high[rows];
 #pragma GCC unroll 12
     for (int row = 0; row < rows; row++) low[row] = high[row] = broadcast(0.0f);
@@ -204,30 +257,16 @@ void grouped_matmul(const GroupedWeight &w, const InputBlock *x, int64_t stride,
     int64_t block_scale_bytes = w.scale_bytes / blocks, unfetched = 0;
     for (int64_t block = 0; block < blocks; block++, x++) {
         for (int part = 0; part < (halves ? 2 : 1); part++) {
-            Ints first_sum[rows], second_sum[rows];
-#pragma GCC unroll 12
-            for (int row = 0; row < rows; row++) first_sum[row] = second_sum[row] = Ints{} + x[row * stride].starts[part];
-            for (int step = 0; step < (halves ? 1 : 2); step++, panel += step_bytes(kind)) {
-                const int8_t *inputs = x->codes + (halves ? part : step) * STEP;
-#pragma GCC unroll 4
-                for (int quad = 0; quad < 4; quad++) {
-                    Ints first = unpack<kind>(panel, quad, 0, table), second = unpack<kind>(panel, quad, 1, table);
-                    if (quad < fetches) prefetch.fetch();
-#pragma GCC unroll 12
-                    for (int row = 0; row < rows; row++) {
-                        int32_t four = load_four(inputs + row * stride * int64_t(sizeof *x) + 4 * quad);
-                        first_sum[row] = dot_bytes<wide>(first_sum[row], first, four);
-                        second_sum[row] = dot_bytes<wide>(second_sum[row], second, four);
-                    }
-                }
-            }
+            PartSums<kind, halves ? 4 : 8, rows> sums;
+            sums.compute(panel, x->codes + part * STEP, stride * int64_t(sizeof *x), x->starts + part, table, prefetch);
+            panel += (halves ? 1 : 2) * step_bytes(kind);
             Floats first_scale, second_scale;
             scales.load(group, first_scale, second_scale);
 #pragma GCC unroll 12
             for (int row = 0; row < rows; row++) {
                 Floats scale = broadcast(x[row * stride].scale);
-                low[row] += __builtin_convertvector(first_sum[row], Floats) * (first_scale * scale);
-                high[row] += __builtin_convertvector(second_sum[row], Floats) * (second_scale * scale);
+                low[row] += to_floats(sums.low[row]) * (first_scale * scale);
+                high[row] += to_floats(sums.high[row]) * (second_scale * scale);
             }
             if (++begun == per_group) group++, begun = 0;
         }

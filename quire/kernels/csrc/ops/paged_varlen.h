@@ -60,14 +60,6 @@ struct PagedPrefill {
     }
 };
 
-// Words of even and of odd elements as words of the first and of the last 16.
-inline void unzip(Words &even, Words &odd) {
-    constexpr Ints first = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
-    Words low = __builtin_shuffle(even, odd, first);
-    odd = __builtin_shuffle(even, odd, first + 8);
-    even = low;
-}
-
 template <class Rows>
 const typename Rows::Element *row_of(const PagedPrefill &a, const Pages &pages, int64_t kv_head, int64_t position) {
     return row_at<const typename Rows::Element>(pages, kv_head, a.block_table[position / a.block_size],
@@ -103,7 +95,7 @@ void pack_values(const PagedPrefill &a, int64_t kv_head, int64_t panel, int64_t 
             for (int64_t i = 0; i < 2; i++)
                 if (value[i]) Rows::load_pair(value[i], d, x[i], y[i]);
             Words low = pack_floats(x[0], x[1]), high = pack_floats(y[0], y[1]);
-            unzip(low, high);  // they are of even and of odd elements
+            interleave(low, high);  // they are of even and of odd elements
             uint32_t *words = (uint32_t *)(out + d * positions + position * PANEL);
             std::memcpy(words, &low, sizeof low), std::memcpy(words + LANES, &high, sizeof high);
         }

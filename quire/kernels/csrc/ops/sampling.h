@@ -85,10 +85,11 @@ inline int64_t sample_row(const float *logits, int64_t vocab, float temperature,
     float largest = max_logit(logits, vocab);
     if (!(largest < INFINITY)) return NO_TOKEN;
     auto weights = [=](int64_t i) {
-        Floats x = broadcast(-INFINITY);
-        if (i + LANES <= vocab) x = Float32::load(logits + i);
-        else for (int64_t lane = 0; i + lane < vocab; lane++) x[lane] = logits[i + lane];
-        return x == broadcast(-INFINITY) ? broadcast(0.0f) : vector_exp((x - largest) / temperature);
+        float part[LANES];
+        if (i + LANES > vocab)
+            for (int64_t lane = 0; lane < LANES; lane++) part[lane] = i + lane < vocab ? logits[i + lane] : -INFINITY;
+        Floats x = Float32::load(i + LANES <= vocab ? logits + i : part);
+        return select(x == broadcast(-INFINITY), broadcast(0.0f), vector_exp((x - largest) / temperature));
     };
     double total = 0.0;
     for (int64_t begin = 0; begin < vocab; begin += VOCAB_CHUNK) {

@@ -41,7 +41,7 @@ inline void mask_row(float *logits, const uint32_t *mask, int64_t vocab) {
     for (int64_t i = 0; i < whole; i += LANES) {
         Floats x = Float32::load(logits + i);
         Ints is_nan = x != x;
-        Floats masked = (allowed_lanes(i) | is_nan) != 0 ? x : forbidden;
+        Floats masked = select((allowed_lanes(i) | is_nan) != 0, x, forbidden);
         nan |= is_nan;
         best = maximum(masked, best);
         Float32::store(logits + i, masked);

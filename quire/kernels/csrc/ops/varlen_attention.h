@@ -281,7 +281,7 @@ class PackedAttention {
             for (int64_t lane = 0; lane < PANEL; lane += LANES) {
                 float *scores = scores_ + (key - begin) * PANEL + lane;
                 Ints query = lanes + int32_t(lane), seen = (query >= low) & (query <= high);
-                Float32::store(scores, seen ? Float32::load(scores) : broadcast(-INFINITY));
+                Float32::store(scores, select(seen, Float32::load(scores), broadcast(-INFINITY)));
             }
         }
     }

@@ -39,7 +39,16 @@ CASES = [
     pytest.param("qwen2_moe", {}, EP, marks=pytest.mark.slow),
     *(
         pytest.param(case, {}, TP, marks=pytest.mark.slow)
-        for case in ("cohere", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3")
+        for case in (
+            "cohere",
+            "granitemoe",
+            "mixtral",
+            "qwen2_moe",
+            "qwen3_moe",
+            "gpt_oss",
+            "deepseek_v2",
+            "deepseek_v3",
+        )
     ),
 ]
 

@@ -312,18 +312,37 @@ def _smollm3(facts: GgufFacts) -> Config:
 
 def _granite(facts: GgufFacts) -> Config:
     if facts.optional_integer(".expert_count"):
-        raise UnsupportedModel(f"{facts.file} is a Granite model with experts, which is not supported")
+        raise UnsupportedModel(
+            f"{facts.file} is a Granite model with experts, which is supported with the architecture granitemoe only"
+        )
+    return _granite_decoder(facts, "granite", "Granite", **_biases(facts))
+
+
+def _granitemoe(facts: GgufFacts) -> Config:
+    if facts.optional_integer(".expert_shared_feed_forward_length"):
+        raise UnsupportedModel(f"{facts.file} is a Granite model with shared experts, which is not supported")
+    return _granite_decoder(
+        facts,
+        "granitemoe",
+        "GraniteMoe",
+        num_local_experts=facts.integer(".expert_count"),
+        num_experts_per_tok=facts.integer(".expert_used_count"),
+        attention_bias=_biases(facts)["attention_bias"],
+    )
+
+
+def _granite_decoder(facts: GgufFacts, model_type: str, head: str, **fields: Any) -> Config:
     check_whole_heads(facts)
     scale = facts.optional_number(".attention.scale")
     return _rms_decoder(
         facts,
-        "granite",
-        "Granite",
+        model_type,
+        head,
         attention_multiplier=facts.head_dim**-0.5 if scale is None else scale,
         embedding_multiplier=facts.optional_number(".embedding_scale") or 1.0,
         residual_multiplier=facts.optional_number(".residual_scale") or 1.0,
         logits_scaling=facts.optional_number(".logit_scale") or 1.0,
-        **_biases(facts),
+        **fields,
     )
 
 
@@ -557,6 +576,7 @@ CONFIGS: dict[str, Callable[[GgufFacts], Config]] = {
     "gemma3": _gemma3,
     "gpt-oss": _gpt_oss,
     "granite": _granite,
+    "granitemoe": _granitemoe,
     "jina-bert-v2": _jina_bert,
     "llama": _llama,
     "mistral3": _mistral3,

@@ -49,6 +49,10 @@ _MIXTRAL = {
     "ffn_gate_inp": "block_sparse_moe.gate",
     **{f"{name}_exps": f"block_sparse_moe.experts.{{}}.w{index}" for name, index in zip(_MLP, (1, 3, 2), strict=True)},
 }
+_GRANITE_MOE = {
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    **{f"{name}_exps": f"block_sparse_moe.experts.{{}}.{_MLP[name][4:]}" for name in _MLP},
+}
 _LATENT = {
     **{f"attn_{side}": f"self_attn.{side}_proj" for side in ("q_a", "q_b", "kv_b")},
     **{f"attn_{side}_a_norm": f"self_attn.{side}_a_layernorm" for side in ("q", "kv")},
@@ -158,6 +162,7 @@ _RULES = {
     "gemma3": _Rules(_OUTPUT_NORMS, norm_offset=1.0),
     "gpt-oss": _Rules(_GPT_OSS),
     "granite": _Rules(_LLAMA, pairs=True),
+    "granitemoe": _Rules({**_LLAMA, **_GRANITE_MOE}, pairs=True),
     "jina-bert-v2": _Rules(_JINA, _BERT_MODULES, "encoder.layer."),
     "llama": _Rules({**_LLAMA, **_MIXTRAL}, pairs=True),
     "mistral3": _Rules(_LLAMA, pairs=True),

@@ -1,0 +1,35 @@
+"""Builds the publisher of the prefix cache's events, and what records them."""
+
+from __future__ import annotations
+
+from quire.config.options import EngineOptions
+from quire.engine.build.cache import CachePlan
+from quire.engine.kv_events.publisher import KVEventPublisher
+from quire.engine.kv_events.recorder import EventRecorder
+from quire.engine.models.specs.cache import CacheGroup, LatentCache
+
+
+def event_publisher(options: EngineOptions, plan: CachePlan, replica: int) -> KVEventPublisher | None:
+    """The publisher that --kv-events-config asks for; None: it does not, or the model has no prefix cache.
+
+    `replica`: its number, which is added to ports.
+
+    Raises:
+        EndpointUnavailable: one of its sockets cannot be bound.
+    """
+    has_prefix_cache = options.enable_prefix_caching and not plan.groups.state_blocks
+    publishes = options.kv_events.publishes and has_prefix_cache
+    return KVEventPublisher(options.kv_events, replica) if publishes else None
+
+
+def event_recorder(publisher: KVEventPublisher, plan: CachePlan, replica: int) -> EventRecorder:
+    """What records the events of the groups of layers."""
+    groups = [(_kind(group), group.window) for group in plan.layout.growing]
+    return EventRecorder(publisher.publish, groups, rank=replica)
+
+
+def _kind(group: CacheGroup) -> str:
+    """How layers attend, by vLLM's names."""
+    if group.window is not None:
+        return "sliding_window"
+    return "mla_attention" if isinstance(group.kind, LatentCache) else "full_attention"

@@ -1,0 +1,98 @@
+"""OpenedTier: the second tier of an engine's prefix cache, as its options have it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from quire.config.options import EngineOptions
+from quire.engine.build.cache import CachePlan
+from quire.engine.build.core_config import CoreConfig
+from quire.engine.core.offload import Offload
+from quire.engine.execution.devices.device import Device
+from quire.engine.models.checkpoint.packed_cache import key_of
+from quire.engine.models.errors import UnsupportedModel
+from quire.engine.models.loader import LoadedModel
+from quire.engine.models.user_cache import user_cache
+from quire.engine.scheduling.tier_blocks import UnsavedBlocks
+from quire.engine.tiers.budget import FolderBusy
+from quire.engine.tiers.disk import DiskTier
+from quire.engine.tiers.worker import TierWorker
+
+logger = logging.getLogger(__name__)
+_DIRECTORY = "kv"
+_FILES = (".safetensors", ".gguf", ".json")  # that decide what keys and values are
+_FORMAT = 1  # of the content of blocks, counted up when the layout of pages changes
+_QUEUE = 64 << 20  # bytes that wait to be written, and as many that were read
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedTier:
+    """A tier with its thread.
+
+    Attributes:
+        unsaved: an observer of the blocks of each scheduler.
+    """
+
+    worker: TierWorker
+    unsaved: UnsavedBlocks
+    block_bytes: int
+
+    def offload(self) -> Offload:
+        """Return what copies blocks in the core."""
+        return Offload(self.worker, self.unsaved, self.block_bytes)
+
+
+def open_tier(config: CoreConfig, loaded: LoadedModel, plan: CachePlan, device: Device) -> OpenedTier | None:
+    """Open the tier of a model; None: there is none.
+
+    Raises:
+        UnsupportedModel: its folder cannot be used, or there is no prefix cache.
+    """
+    options = config.engine
+    if not options.kv_offloading_size:
+        return None
+    if not options.enable_prefix_caching:
+        raise UnsupportedModel("--kv-offloading-size needs --enable-prefix-caching")
+    if reason := _reason_against(config, plan, device):
+        logger.warning("--kv-offloading-size has no effect: %s", reason)
+        return None
+    try:
+        folder = options.kv_offloading_path or user_cache(_DIRECTORY)
+        limit = int(options.kv_offloading_size * 2**30)
+        tier = DiskTier(folder, _name(config, loaded, plan, device), plan.block_bytes, limit)
+    except (OSError, FolderBusy) as error:
+        raise UnsupportedModel(f"KV blocks cannot be kept on the disk (--kv-offloading-path): {error}") from error
+    logger.info("KV blocks of all models in %s: %.2f of %.2f GiB", folder, tier.nbytes / 2**30, limit / 2**30)
+    worker = TierWorker(tier, plan.block_bytes, _QUEUE)
+    return OpenedTier(worker, UnsavedBlocks(worker), plan.block_bytes)
+
+
+def _reason_against(config: CoreConfig, plan: CachePlan, device: Device) -> str:
+    """Return why blocks of an engine are not kept; empty: they are."""
+    if device.torch_device.type != "cpu":
+        return "only the blocks of CPUs are kept on the disk"
+    if config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size > 1:
+        return "the blocks of several ranks are not kept on the disk"
+    if plan.groups.state_blocks:
+        return "the model has states, which have no prefix cache"
+    return ""
+
+
+def _name(config: CoreConfig, loaded: LoadedModel, plan: CachePlan, device: Device) -> str:
+    """Return a name that only engines have whose blocks have the same bytes for the same tokens."""
+    files = sorted(path for path in config.folder.iterdir() if path.suffix in _FILES)
+    options: EngineOptions = config.engine
+    return key_of(
+        files,
+        _FORMAT,
+        type(loaded.model).__name__,
+        loaded.context_len,
+        str(loaded.dtype),
+        config.model.model_dump_json(exclude={"max_model_len", "packed_weight_cache_size", "revision", "model_hub"}),
+        str(plan.dtype),
+        plan.block_size,
+        plan.layout,
+        options.prefix_caching_hash_algo,
+        (device.name, device.description),
+    )

@@ -1,0 +1,1 @@
+"""Replicas: several engines of one model behind one front end, and which of them gets a request."""

@@ -1,0 +1,143 @@
+"""UnsavedBlocks and LoadRule: which blocks a tier is to keep, and when it is faster to load than to compute."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from typing_extensions import override
+
+from quire.engine.scheduling.block_observer import BlockObserver, StoredBlock
+from quire.engine.scheduling.request import BlockHash
+
+
+class BlockTier(Protocol):
+    """What the scheduler asks of a tier. Nothing waits for the tier."""
+
+    def has(self, key: BlockHash) -> bool:
+        """Return whether a block is probably there."""
+
+    def load(self, serial: int, keys: Sequence[BlockHash]) -> None:
+        """Begin to read blocks."""
+
+    def cancel(self, serial: int) -> None:
+        """Read no more blocks of a load."""
+
+    def touch(self, keys: Sequence[BlockHash]) -> None:
+        """Note that blocks were used."""
+
+    def evict(self, keys: Iterable[BlockHash]) -> None:
+        """Forget blocks, which may hold NaN."""
+
+
+class UnsavedBlock(NamedTuple):
+    """A computed block that a tier lacks."""
+
+    block: int
+    key: BlockHash
+
+
+def group_key(key: BlockHash, group: int) -> BlockHash:
+    """Return the key of a group's block with the same tokens."""
+    return key + bytes((group,)) if group else key
+
+
+class UnsavedBlocks(BlockObserver):
+    """Know the computed blocks that a tier lacks, in the order in which they were computed."""
+
+    def __init__(self, tier: BlockTier) -> None:
+        self._tier = tier
+        self._unsaved: dict[int, BlockHash] = {}
+        self._leaving: list[UnsavedBlock] = []
+
+    def __len__(self) -> int:
+        return len(self._unsaved)
+
+    @override
+    def stored(self, block: StoredBlock) -> None:
+        key = group_key(block.key, block.group)
+        if not self._tier.has(key):
+            self._unsaved[block.block] = key
+
+    @override
+    def removed(self, block: int, key: BlockHash, group: int) -> None:
+        if (unsaved := self._unsaved.pop(block, None)) is not None:
+            self._leaving.append(UnsavedBlock(block, unsaved))
+
+    @override
+    def invalidated(self, block: int, key: BlockHash, group: int) -> None:
+        self._unsaved.pop(block, None)
+        self._tier.evict([group_key(key, group)])
+
+    @override
+    def cleared(self) -> None:
+        self._unsaved.clear()
+        self._leaving.clear()
+
+    def take_leaving(self) -> list[UnsavedBlock]:
+        """Return the blocks that the next step may overwrite."""
+        leaving, self._leaving = self._leaving, []
+        return leaving
+
+    def take(self, count: int) -> list[UnsavedBlock]:
+        """Return up to `count` blocks that are saved now, those first that were computed first."""
+        taken = list[UnsavedBlock]()
+        while self._unsaved and len(taken) < count:
+            block = next(iter(self._unsaved))
+            key = self._unsaved.pop(block)
+            if not self._tier.has(key):  # another server may have written it
+                taken.append(UnsavedBlock(block, key))
+        return taken
+
+
+_NEW_SHARE = 0.3  # of a new measurement in the mean
+_FORGOTTEN_AFTER = 60.0  # seconds; a disk that was slow once is tried again
+_LEAST_TOKENS = 64  # of a step whose speed is that of a prefill
+_PATIENCE = 5.0  # seconds that a load may take while nothing is known of the speed of computing
+_SHORTEST = 0.05  # seconds; steps of other requests pass between the blocks of a load
+
+
+class LoadRule:
+    """Compare the time to load blocks with the time to compute them, by the speeds that were measured last."""
+
+    def __init__(self, block_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._block_bytes = block_bytes
+        self._clock = clock
+        self._load_speed: float | None = None  # bytes per second
+        self._compute_speed: float | None = None  # tokens per second
+        self._loaded_at = 0.0
+
+    def loads(self, blocks: int, tokens: int) -> bool:
+        """Return whether to load so many blocks rather than to compute the tokens in them. Unknown: try it."""
+        if self._clock() - self._loaded_at > _FORGOTTEN_AFTER:
+            self._load_speed = None
+        if self._load_speed is None or self._compute_speed is None:
+            return True
+        return blocks * self._block_bytes / self._load_speed < tokens / self._compute_speed
+
+    def patience(self, tokens: int) -> float:
+        """Return the seconds after which a load is given up: those in which the tokens would have been computed."""
+        if self._compute_speed is None:
+            return _PATIENCE
+        return max(_SHORTEST, tokens / self._compute_speed)
+
+    def loaded(self, blocks: int, seconds: float) -> None:
+        """Note how long a load has taken, from its beginning until its blocks could be read."""
+        if blocks:
+            speed = blocks * self._block_bytes / max(seconds, 1e-6)
+            self._load_speed, self._loaded_at = _mean(self._load_speed, speed), self._clock()
+
+    def given_up(self, blocks: int, seconds: float) -> None:
+        """Note a load of which only so many blocks came in time."""
+        speed = max(1, blocks) * self._block_bytes / max(seconds, 1e-6)
+        self._load_speed, self._loaded_at = speed, self._clock()
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """Note how long a step has taken, and how many tokens it computed."""
+        if tokens >= _LEAST_TOKENS and seconds > 0:
+            self._compute_speed = _mean(self._compute_speed, tokens / seconds)
+
+
+def _mean(before: float | None, new: float) -> float:
+    return new if before is None else before + _NEW_SHARE * (new - before)

@@ -1,0 +1,250 @@
+"""TierWorker: a thread that reads and writes the blocks of a tier, so that steps wait for neither."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from typing_extensions import Buffer
+
+from quire.engine.tiers.tier import Tier
+
+logger = logging.getLogger(__name__)
+_REFRESH_AFTER = 10.0  # seconds without work
+_MOST_WAITING = 256  # notes of used blocks that wait; a bound, as a disk may not answer for long
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedBlock:
+    """A block that was read for a load.
+
+    Attributes:
+        serial: of the load.
+        index: of the block in it.
+        data: its bytes; None: it is not there any more, and no further block of the load follows.
+    """
+
+    serial: int
+    index: int
+    data: bytes | None
+
+
+@dataclass(slots=True)
+class TierTraffic:
+    """What a worker has read and written: bytes and seconds."""
+
+    loaded_bytes: int = 0
+    load_seconds: float = 0.0
+    stored_bytes: int = 0
+    store_seconds: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    serial: int
+    keys: Sequence[bytes]
+    is_cancelled: bool = False
+
+
+class TierWorker:
+    """Run the methods of a tier one after the other in a thread: loads first, then what is to be kept.
+
+    What waits to be kept has a bound in bytes, and so has what was loaded and not taken.
+    """
+
+    def __init__(self, tier: Tier, block_bytes: int, queue_bytes: int) -> None:
+        """Start the thread.
+
+        Args:
+            tier: closed by `close`.
+            block_bytes: bytes of each block.
+            queue_bytes: bytes of the blocks that wait to be written, and as many of those that were read.
+        """
+        self._tier = tier
+        self._most = max(2, queue_bytes // block_bytes)  # blocks
+        self._puts: deque[tuple[bytes, Buffer]] = deque()
+        self._loads: deque[_Load] = deque()
+        self._others: deque[Callable[[], None]] = deque()
+        self._loaded: deque[LoadedBlock] = deque()
+        self._current: _Load | None = None
+        self._traffic = TierTraffic()
+        self._closes_at: float | None = None
+        self._is_stopped = False
+        self._is_writing = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="quire-kv-tier", daemon=True)
+        self._thread.start()
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that the tier takes."""
+        return self._tier.nbytes
+
+    @property
+    def room(self) -> int:
+        """Blocks that `put` still takes."""
+        return 0 if self._is_stopped else self._most - len(self._puts)
+
+    @property
+    def unwritten(self) -> int:
+        """Blocks that were put and are not written yet."""
+        return len(self._puts) + self._is_writing
+
+    def has(self, key: bytes) -> bool:
+        """Return whether a block is probably in the tier."""
+        return not self._is_stopped and self._tier.has(key)
+
+    def put(self, key: bytes, data: Buffer) -> bool:
+        """Keep a block, which nobody changes afterwards; False: too many wait already, and it is not kept."""
+        with self._changed:
+            if self.room <= 0:
+                return False
+            self._puts.append((key, data))
+            self._changed.notify_all()
+        return True
+
+    def load(self, serial: int, keys: Sequence[bytes]) -> None:
+        """Read blocks, which `take_loaded` returns in this order."""
+        with self._changed:
+            self._loads.append(_Load(serial, keys))
+            self._changed.notify_all()
+
+    def cancel(self, serial: int) -> None:
+        """Read no more blocks of a load; some may be returned yet."""
+        with self._changed:
+            self._loads = deque(load for load in self._loads if load.serial != serial)
+            if self._current is not None and self._current.serial == serial:
+                self._current.is_cancelled = True
+            self._changed.notify_all()
+
+    def take_loaded(self) -> list[LoadedBlock]:
+        """Return the blocks that were read since the last call."""
+        if not self._loaded:
+            return []
+        with self._changed:
+            loaded, self._loaded = list(self._loaded), deque()
+            self._changed.notify_all()
+        return loaded
+
+    def wait_loaded(self, seconds: float) -> None:
+        """Wait until a block was read, at most so long."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._loaded, timeout=seconds)
+
+    def wait_room(self, seconds: float) -> bool:
+        """Wait until `put` takes a block, at most so long; returns whether it does."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.room > 0, timeout=max(0.0, seconds))
+
+    def stop(self) -> None:
+        """Have no blocks and take none from now on."""
+        self._is_stopped = True
+
+    def take_traffic(self) -> TierTraffic:
+        """Return what was read and written since the last call."""
+        with self._changed:
+            traffic, self._traffic = self._traffic, TierTraffic()
+        return traffic
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """Note that blocks were used, unless the thread has much to do."""
+        if len(self._others) < _MOST_WAITING:
+            self._do(lambda: self._tier.touch(keys))
+
+    def evict(self, keys: Iterable[bytes]) -> None:
+        """Forget blocks, those that wait to be kept included."""
+        gone = frozenset(keys)
+        with self._changed:
+            self._puts = deque(put for put in self._puts if put[0] not in gone)
+        self._do(lambda: self._tier.evict(gone))
+
+    def clear(self) -> None:
+        """Forget all blocks."""
+        with self._changed:
+            self._puts.clear()
+        self._do(self._tier.clear)
+
+    def close(self, patience: float) -> None:
+        """End the thread once it has kept what waits, or after so many seconds, and close the tier."""
+        with self._changed:
+            self._loads.clear()
+            self._closes_at = time.monotonic() + patience
+            self._changed.notify_all()
+        self._thread.join(patience + 1)
+        if self._thread.is_alive():
+            logger.warning("blocks of the prefix cache are still being written, and are left as they are")
+        else:
+            self._tier.close()
+
+    def _do(self, action: Callable[[], None]) -> None:
+        with self._changed:
+            self._others.append(action)
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except Exception:  # the edge of the thread: the engine goes on without the tier
+            logger.exception("blocks of the prefix cache are kept in memory alone from now on")
+            self._is_stopped = True
+
+    def _work(self) -> None:
+        while True:
+            action = self._next()
+            if action is None:
+                return
+            action()
+
+    def _next(self) -> Callable[[], None] | None:
+        """Wait for something to do; None: the worker is closed."""
+        with self._changed:
+            has_work = self._changed.wait_for(self._has_work, timeout=_REFRESH_AFTER)
+            if self._closes_at is not None and (not self._puts or time.monotonic() > self._closes_at):
+                return None
+            if not has_work:
+                return self._tier.refresh
+            if self._loads:
+                self._current = self._loads.popleft()
+                return partial(self._load, self._current)
+            if self._others:
+                return self._others.popleft()
+            self._is_writing = True
+            self._changed.notify_all()  # there is room for a block
+            return partial(self._put, *self._puts.popleft())
+
+    def _has_work(self) -> bool:
+        return bool(self._loads or self._others or self._puts) or self._closes_at is not None
+
+    def _load(self, load: _Load) -> None:
+        for index, key in enumerate(load.keys):
+            started = time.monotonic()
+            data = self._tier.get(key)
+            seconds = time.monotonic() - started
+            with self._changed:
+                self._changed.wait_for(lambda: len(self._loaded) < self._most or self._is_over(load))
+                if self._is_over(load):
+                    return
+                self._loaded.append(LoadedBlock(load.serial, index, data))
+                self._changed.notify_all()
+                if data is None:
+                    return
+                self._traffic.loaded_bytes += len(data)
+                self._traffic.load_seconds += seconds
+        self._tier.touch(reversed(load.keys))  # the first ones last: the others are found behind them only
+
+    def _is_over(self, load: _Load) -> bool:
+        return load.is_cancelled or self._closes_at is not None
+
+    def _put(self, key: bytes, data: Buffer) -> None:
+        started = time.monotonic()
+        is_kept = self._tier.put(key, data)
+        with self._changed:
+            self._is_writing = False
+            if is_kept:
+                self._traffic.stored_bytes += memoryview(data).nbytes
+                self._traffic.store_seconds += time.monotonic() - started
