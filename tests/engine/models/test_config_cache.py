@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
 import pickle
@@ -141,7 +142,7 @@ def test_a_damaged_file_is_passed_over(
     monkeypatch.setattr(os, "system", pytest.fail)
     config = add(folder)
     (path,) = kept(cache_home)
-    path.write_bytes(config_cache.hashlib.sha256(data).digest() + data)
+    path.write_bytes(hashlib.sha256(data).digest() + data)
     assert get(folder) is None
     path.write_bytes(data)
     assert get(folder) is None
