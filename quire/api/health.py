@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -12,10 +11,9 @@ from starlette.responses import JSONResponse, Response
 
 from quire import __version__
 from quire.config.kv_events import KVEventsConfig
-from quire.engine.client.model_info import KVEventSource
 from quire.protocol.common import ErrorBody
 from quire.protocol.errors import Unavailable
-from quire.serving.models import ServedModel, ServerState
+from quire.serving.models import ServerState
 
 _UNHEALTHY: dict[int | str, dict[str, Any]] = {
     503: {"model": ErrorBody, "description": "not healthy, or not ready; the message says why"}
@@ -51,17 +49,6 @@ def probe_response(state: ServerState, path: str) -> Response:
     return Response()
 
 
-def _event_sources(model: ServedModel) -> Iterator[tuple[int, KVEventSource]]:
-    """Where the events of a model's prefix caches are published, by the rank of the replica."""
-    if model.scaling is None:
-        infos = [(0, model.info)]
-    else:
-        infos = [(replica.rank, replica.info) for replica in model.scaling.replicas if replica.info is not None]
-    for rank, info in infos:
-        if info.kv_events is not None:
-            yield rank, info.kv_events
-
-
 def router(state: ServerState) -> APIRouter:
     """A router with the endpoints of health, readiness, load and metrics."""
     routes = APIRouter()
@@ -89,7 +76,7 @@ def router(state: ServerState) -> APIRouter:
     @routes.get("/kv_event_sources")
     async def kv_event_sources() -> dict[int, KVEventsConfig]:
         """Where the events of the prefix cache are published (--kv-events-config), by the rank of the replica."""
-        sources = (source for model in state.models for source in _event_sources(model))
+        sources = [item for model in state.models for item in model.client.kv_event_sources.items()]
         return {rank: KVEventsConfig(**msgspec.to_builtins(source)) for rank, source in sources}
 
     @routes.get("/load")

@@ -9,23 +9,22 @@ from quire.engine.kv_events.recorder import EventRecorder
 from quire.engine.models.specs.cache import CacheGroup, LatentCache
 
 
-def event_publisher(options: EngineOptions, plan: CachePlan, replica: int) -> KVEventPublisher | None:
+def event_publisher(options: EngineOptions, plan: CachePlan, rank: int) -> KVEventPublisher | None:
     """The publisher that --kv-events-config asks for; None: it does not, or the model has no prefix cache.
 
-    `replica`: its number, which is added to ports.
+    `rank`: number of the replica, by which its ports are higher.
 
     Raises:
         EndpointUnavailable: one of its sockets cannot be bound.
     """
     has_prefix_cache = options.enable_prefix_caching and not plan.groups.state_blocks
-    publishes = options.kv_events.publishes and has_prefix_cache
-    return KVEventPublisher(options.kv_events, replica) if publishes else None
+    return KVEventPublisher(options.kv_events, rank) if options.kv_events.publishes and has_prefix_cache else None
 
 
-def event_recorder(publisher: KVEventPublisher, plan: CachePlan, replica: int) -> EventRecorder:
+def event_recorder(publisher: KVEventPublisher, plan: CachePlan, rank: int) -> EventRecorder:
     """What records the events of the groups of layers."""
     groups = [(_kind(group), group.window) for group in plan.layout.growing]
-    return EventRecorder(publisher.publish, groups, rank=replica)
+    return EventRecorder(publisher.publish, groups, rank=rank)
 
 
 def _kind(group: CacheGroup) -> str:

@@ -53,5 +53,7 @@ void PartSums<kind, quads, rows>::compute(const uint8_t *codes, const int8_t *in
         }
 #pragma GCC unroll 12
         for (int row = 0; row < rows; row++) sums[row] = total[row];
+        // The compiler is not to mix the halves, or it would keep products in memory.
+        asm volatile("" : "+r"(codes), "+r"(inputs));
     }
 }

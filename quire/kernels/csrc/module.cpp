@@ -40,7 +40,7 @@ void choose_instructions() {
         ops = &avx512::ops, instructions = "avx512";
         return;
     }
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
         ops = &avx2::ops, instructions = "avx2";
         return;
     }
