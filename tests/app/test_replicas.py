@@ -22,7 +22,7 @@ from quire.config.commands import Serve
 from tests.support.patience import PATIENCE
 from tests.support.process import ServerProcess, cores_and_ranks, eventually, serving, tiny_model
 
-BODY = {"max_tokens": 200, "temperature": 0, "ignore_eos": True, "stream": True}
+BODY = {"max_tokens": 100, "temperature": 0, "ignore_eos": True, "stream": True}
 
 
 async def last_event(client: httpx.AsyncClient, index: int, begun: list[int]) -> tuple[dict[str, Any], float]:
