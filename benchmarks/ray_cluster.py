@@ -24,12 +24,14 @@ CALLBACK = "quire.ray.proxy.middlewares"
 _RAY = "from ray.scripts.scripts import main; main()"
 _SERVE = "from ray.serve.scripts import cli; cli()"
 _UNTIL_RUNNING = """
-import sys, time, ray
+import collections, sys, time, ray
 from ray import serve
 ray.init(address=sys.argv[1], log_to_driver=False)
 while True:
-    application = serve.status().applications.get("quire")
-    states = application.deployments["Quire"].replica_states if application and application.deployments else {}
+    states = collections.Counter()
+    for application in serve.status().applications.values():
+        for deployment in application.deployments.values():
+            states.update(deployment.replica_states)
     if states == {"RUNNING": int(sys.argv[2])}:
         break
     time.sleep(0.2)
@@ -67,13 +69,14 @@ class Cluster:
             path.write_text(yaml.safe_dump({**config, "http_options": options}), encoding="utf-8")
             arguments = (_SERVE, "run", "--address", self.address, str(path))
             with _process(arguments, self._env, self.log) as process:
-                _wait(lambda: process.poll() is not None or _answers(f"{self.url}/ready"))
+                ready = f"{self.url}{config['applications'][0]['route_prefix'].rstrip('/')}/ready"
+                _wait(lambda: process.poll() is not None or _answers(ready))
                 if process.poll() is not None:
                     raise RuntimeError(self.log.read_text(encoding="utf-8")[-4000:])
                 yield
 
     def wait_for_replicas(self, number: int) -> None:
-        """Wait until so many replicas may get requests, and none starts or ends."""
+        """Wait until so many replicas of all applications may get requests, and none starts or ends."""
         command = [sys.executable, "-c", _UNTIL_RUNNING, self.address, str(number)]
         subprocess.run(command, env=dict(self._env), check=True, timeout=_PATIENCE)
 
@@ -125,7 +128,15 @@ def _head(folder: str, env: Mapping[str, str], cpus: int) -> Iterator[str]:
     """Start a cluster; yields its address."""
     port, log = _free_port(), Path(folder) / "log"
     arguments = ("start", "--head", f"--port={port}", "--include-dashboard=False", f"--num-cpus={cpus}")
-    more = (f"--temp-dir={folder}", "--object-store-memory=100000000", "--node-ip-address=127.0.0.1", "--block")
+    # The raylet waits for ports that its agents choose themselves, and ends if a busy machine is slow to start them.
+    names = (
+        "dashboard-agent-grpc-port",
+        "dashboard-agent-listen-port",
+        "metrics-export-port",
+        "runtime-env-agent-port",
+    )
+    ports = [f"--{name}={_free_port()}" for name in names]
+    more = (f"--temp-dir={folder}", "--object-store-memory=100000000", "--node-ip-address=127.0.0.1", *ports, "--block")
     with _process((_RAY, *arguments, *more), env, log) as process:
         _wait(lambda: process.poll() is not None or "Ray runtime started" in log.read_text(encoding="utf-8"))
         if process.poll() is not None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.ray_cluster import Cluster, cluster, quire_config
+from benchmarks.ray_cluster import cluster, quire_config
 
 _WORDS = ("river", "stone", "letter", "garden", "window", "winter", "copper", "engine", "harbour", "violin", "basket")
 _ROUND_ROBIN = "ray.serve.experimental.round_robin_router:RoundRobinRouter"
@@ -64,7 +64,7 @@ async def replay(url: str, name: str, dialogues: Sequence[Sequence[str]], concur
             for turn in turns:
                 messages.append({"role": "user", "content": turn})
                 body = {"model": "quire-nano", "messages": messages, "max_tokens": 4, "temperature": 0}
-                response = await client.post("/v1/chat/completions", json=body)
+                response = await client.post("v1/chat/completions", json=body)
                 response.raise_for_status()
                 usages.append(response.json()["usage"])
                 messages.append({"role": "assistant", "content": "I see. " + turn[:40]})
@@ -80,33 +80,41 @@ async def replay(url: str, name: str, dialogues: Sequence[Sequence[str]], concur
     )
 
 
-def measure(
-    running: Cluster, name: str, dialogues: Sequence[Sequence[str]], concurrency: int, cache: int, **options: Any
-) -> Outcome:
-    """Serve with some options, and hold the conversations. `cache`: bytes of a replica's KV cache."""
+def config(cache: int) -> dict[str, Any]:
+    """Return the config of all applications. `cache`: bytes of the KV cache of each of two replicas."""
+    routers = {"prefix": {}, "round-robin": {"request_router_config": {"request_router_class": _ROUND_ROBIN}}}
+    return {
+        "applications": [_application("large", 2 * cache, 1)]
+        + [_application(name, cache, 2, **options) for name, options in routers.items()]
+    }
+
+
+def _application(name: str, cache: int, replicas: int, **options: Any) -> dict[str, Any]:
     args = {"model": "quire-nano", "kv_cache_memory_bytes": cache, "max_num_seqs": 16}
-    with running.serving(quire_config(args=args, **options)):
-        return asyncio.run(replay(running.url, name, dialogues, concurrency))
+    (application,) = quire_config(args=args, num_replicas=replicas, **options)["applications"]
+    return {**application, "name": name, "route_prefix": f"/{name}"}
 
 
 def main() -> None:
     """Print a table, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--conversations", type=int, default=96)
+    parser.add_argument("--conversations", type=int, default=48)
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--concurrency", type=int, default=12)
     parser.add_argument("--bytes-per-token", type=int, default=6144, help="of quire-nano's KV cache")
     parser.add_argument("--result", type=Path)
     options = parser.parse_args()
     dialogues = conversations(options.conversations, options.turns, seed=1)
-    cache = _CACHE_TOKENS * options.bytes_per_token
-    fixed = {"dialogues": dialogues, "concurrency": options.concurrency}
-    with cluster() as running:
-        round_robin = {"request_router_class": _ROUND_ROBIN}
+    names = {
+        "large": "one replica, twice the cache",
+        "prefix": "two replicas, prefix router",
+        "round-robin": "two replicas, round robin",
+    }
+    with cluster(cpus=6) as running, running.serving(config(_CACHE_TOKENS * options.bytes_per_token)):
+        running.wait_for_replicas(5)
         outcomes = [
-            measure(running, "one replica, twice the cache", **fixed, cache=2 * cache, num_replicas=1),
-            measure(running, "two replicas, prefix router", **fixed, cache=cache),
-            measure(running, "two replicas, round robin", **fixed, cache=cache, request_router_config=round_robin),
+            asyncio.run(replay(f"{running.url}/{path}", name, dialogues, options.concurrency))
+            for path, name in names.items()
         ]
     for outcome in outcomes:
         share = outcome.hit_rate / outcomes[0].hit_rate

@@ -211,7 +211,7 @@ class Replicas:
     def __init__(self, count: int, policy: Policy, costs: Costs) -> None:
         cache_blocks = costs.cache_tokens // BLOCK
         self.count, self.policy, self.costs = count, policy, costs
-        self.held = [PrefixIndex(cache_blocks) for _ in range(count)]
+        self.held = [PrefixIndex(cache_blocks, cache_blocks) for _ in range(count)]
         self.index = Index(count)
         self.queued = np.zeros(count)  # blocks that are not computed yet, as the dispatcher believes
         self.running = np.zeros(count)

@@ -76,9 +76,8 @@ def router(state: ServerState) -> APIRouter:
     @routes.get("/kv_event_sources")
     async def kv_event_sources() -> dict[int, KVEventsConfig]:
         """Where the events of the prefix cache are published (--kv-events-config), by the rank of the replica."""
-        sources = (model.info.kv_events for model in state.models)
-        configs = [KVEventsConfig(**msgspec.to_builtins(source)) for source in sources if source is not None]
-        return dict(enumerate(configs))
+        sources = [item for model in state.models for item in model.client.kv_event_sources.items()]
+        return {rank: KVEventsConfig(**msgspec.to_builtins(source)) for rank, source in sources}
 
     @routes.get("/load")
     async def load() -> Load:

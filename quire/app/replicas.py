@@ -18,7 +18,7 @@ from quire.engine.client.errors import CommandRefused, DrainTimedOut, EngineDead
 from quire.engine.client.launch import ProcessPlace
 from quire.engine.client.model_info import ModelInfo
 from quire.engine.client.records import CORE_EVENTS
-from quire.engine.client.replicas.replica import Replica
+from quire.engine.client.replicas.replica import Replica, end_stalled
 from quire.engine.client.replicas.replica_set import ReplicaSet
 from quire.engine.client.replicas.scaling import Scaling
 from quire.engine.execution.devices.select import uses_gpu, visible_gpus
@@ -28,6 +28,7 @@ from quire.serving.models import ServerState
 
 logger = logging.getLogger("quire")
 _LOOK_EVERY = 0.02  # seconds between two looks whether requests have ended
+_CHECK_SECONDS = 5.0  # between two looks whether replicas answer
 _PAUSE = 60.0  # seconds until a replica that could not be started is tried again, while others run
 
 
@@ -151,7 +152,9 @@ class Replicas(Scaling):
         for running in self._running:
             supervise_one(running)
         try:
-            await asyncio.get_running_loop().create_future()
+            while True:
+                await asyncio.sleep(_CHECK_SECONDS)
+                end_stalled(self._set.replicas, state.stall_timeout)
         finally:
             for task in self._tasks.values():
                 task.cancel()

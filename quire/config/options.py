@@ -142,7 +142,10 @@ class ServerOptions(Options):
         20.0,
         description="seconds after SIGTERM until running requests are aborted; the process ends within 5 more seconds",
     )
-    stall_timeout: Seconds = Field(120.0, description="seconds without engine progress after which /health returns 503")
+    stall_timeout: Seconds = Field(
+        120.0,
+        description="seconds without engine progress after which /health returns 503, or a replica is started again",
+    )
     enable_per_request_metrics: Flag = Field(
         False,
         description="have timings of the request in `metrics` of each answer of completions, chats, responses and "

@@ -11,8 +11,8 @@ _HEAD = """# Metrics
 
 `GET /metrics` exports these metrics. Those marked in the column vLLM are also exported with the prefix `vllm:` instead
 of `quire:`, unless `--no-vllm-metric-names` is set. Metrics of models have the labels `model_name` and `engine` (the
-number of the model in the order of the command line, from 0; several ranks are one engine). A request with `n` answers,
-or with several inputs, has that many sequences. `kv_block_*` need `--kv-cache-metrics`.
+number of the model in the order of the command line, from 0, or of the replica; several ranks are one engine). A
+request with `n` answers, or with several inputs, has that many sequences. `kv_block_*` need `--kv-cache-metrics`.
 
 Metrics of the process (`process_*`: memory, CPU time, open files) are those of Prometheus' client library.
 

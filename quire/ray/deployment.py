@@ -31,7 +31,7 @@ _FORCE_SECONDS = 5.0  # from the end of --shutdown-timeout until a replica is en
 class Replica:
     """One replica. Ray calls its methods on the event loop that also answers requests."""
 
-    async def __init__(self, arguments: Mapping[str, Any]) -> None:
+    async def __init__(self, arguments: Mapping[str, Any]) -> None:  # type: ignore[misc]  # Ray awaits it
         prepare_process()
         settings = _with_threads(arguments)
         self._failure: str | None = None
@@ -121,7 +121,7 @@ def build_application(arguments: Mapping[str, Any]) -> serve.Application:
 def _bundles(actor: Mapping[str, float], cpus: int, ranks: int) -> list[dict[str, float]]:
     """One bundle for the replica with the first rank, and one for each other rank."""
     first = {"CPU": actor["num_cpus"], **({"GPU": actor["num_gpus"]} if "num_gpus" in actor else {})}
-    return [first, *({"CPU": cpus} for _ in range(ranks - 1))]
+    return [first] + [{"CPU": float(cpus)} for _ in range(ranks - 1)]
 
 
 def _with_threads(arguments: Mapping[str, Any]) -> Serve:

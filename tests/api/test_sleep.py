@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from quire.engine.client.protocol import Sleep, Wake
+from quire.engine.client.sleep import SleepControl
 from tests.support.fake_core import FakeCore, says
 from tests.support.server import Server, chunks_of, running_server, until
 
@@ -19,6 +20,13 @@ SHORT = {"prompt": "abc", "max_tokens": 5}
 def changes(core: FakeCore) -> list[object]:
     """The messages about sleep that a core has received."""
     return [message for message in core.received if isinstance(message, Sleep | Wake)]
+
+
+def control_of(server: Server) -> SleepControl:
+    """What puts the server's only core to sleep."""
+    control = server.state.models[0].client.sleeping
+    assert isinstance(control, SleepControl)
+    return control
 
 
 async def is_sleeping(server: Server) -> Any:
@@ -81,7 +89,7 @@ async def test_with_mode_wait_running_requests_end_first(tmp_path: Path) -> None
         running = asyncio.create_task(server.post(COMPLETIONS, SHORT))
         await until(lambda: core.active)
         sleeping = asyncio.create_task(server.post("/sleep?mode=wait"))
-        await until(lambda: server.state.models[0].client.sleeping.refusal_of_new)
+        await until(lambda: control_of(server).refusal_of_new)
         assert (await server.post(COMPLETIONS, SHORT)).status_code == 503
         core.hold.clear()
         assert (await running).json()["choices"][0]["text"] == "x" * 5
@@ -93,7 +101,7 @@ async def test_a_client_that_disconnects_ends_the_wait(tmp_path: Path) -> None:
     core = FakeCore(answer=says("x" * 5))
     core.hold.set()
     async with running_server(tmp_path, core, enable_sleep_mode=True) as server:
-        control = server.state.models[0].client.sleeping
+        control = control_of(server)
         running = asyncio.create_task(server.post(COMPLETIONS, SHORT))
         await until(lambda: core.active)
         sleeping = asyncio.create_task(server.post("/sleep?mode=wait"))

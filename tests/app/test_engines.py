@@ -117,7 +117,7 @@ async def test_an_engine_is_started_again_with_its_new_share(tmp_path: Path, mon
     share = MemoryShare(0, engines=2, weights=23)
     engine = RunningEngine(ModelSource(folder, str(folder), ("a",)), read_model_config(folder), Serve(), share)
     try:
-        await engine.client.ready()
+        await engine.ready()
         engine.set_memory_share(MemoryShare(0, steps=7))
         with pytest.raises(EngineDead, match="told to die"):
             await collect(engine.client, text_request())

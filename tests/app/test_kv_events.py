@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +13,7 @@ import yaml
 from PIL import Image
 
 from tests.support.deployment import ROOT
-from tests.support.kv_events import Subscriber
+from tests.support.kv_events import Subscriber, decode_batch
 from tests.support.llmd import Indexer, metric, request_keys
 from tests.support.picture_chat import base64_of
 from tests.support.pictures import encoded
@@ -127,6 +128,27 @@ def test_the_server_says_where_it_publishes(published: Published) -> None:
     assert source["topic"] == f"kv@10.0.0.5:8000@{MODEL}"
     assert (source["publisher"], source["encoding"]) == ("zmq", published.encoding)
     assert source["endpoint"].startswith("tcp://*:")
+
+
+@pytest.mark.slow
+def test_each_replica_publishes_at_its_own_port(tmp_path: Path) -> None:
+    config = {
+        "enable_kv_cache_events": True,
+        "endpoint": f"ipc://{tmp_path}/e",
+        "replay_endpoint": f"ipc://{tmp_path}/r",
+    }
+    flags = ("--kv-events-config", json.dumps(config), "--data-parallel-size", "2")
+    with serving("quire-nano", *flags) as server, server.http as client:
+        body = {"model": "quire-nano", "prompt": PROMPT, "max_tokens": 2}
+        for rank in (0, 1):
+            client.post("/v1/completions", json=body, headers={"x-data-parallel-rank": str(rank)}).raise_for_status()
+        sources = client.get("/kv_event_sources").json()
+        assert [source["endpoint"] for source in sources.values()] == [f"ipc://{tmp_path}/e", f"ipc://{tmp_path}/e_dp1"]
+        for rank, source in sources.items():
+            with Subscriber(source["endpoint"], source["replay_endpoint"]) as subscriber:
+                batches = [decode_batch(payload) for _, payload in subscriber.missed(0)]
+            assert {batch[2] for batch in batches} == {int(rank)}
+            assert any(event["type"] == "BlockStored" for batch in batches for event in batch[1])
 
 
 def test_several_models_are_refused() -> None:

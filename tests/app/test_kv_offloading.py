@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.support.process import ServerProcess, eventually, failing, serving, tiny_model
@@ -28,9 +29,14 @@ def server_of(model: Path, tier: Path, *more: str) -> Iterator[ServerProcess]:
         yield server
 
 
+def post(server: ServerProcess, path: str, **content: Any) -> httpx.Response:
+    with server.http as client:
+        return client.post(path, **content)
+
+
 def ask(server: ServerProcess, question: str, **fields: Any) -> dict[str, Any]:
     body = {"prompt": SYSTEM + question, "max_tokens": 8, "temperature": 0, **fields}
-    answer = server.http.post("/v1/completions", json=body)
+    answer = post(server, "/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
     content: dict[str, Any] = answer.json()
     return content
@@ -75,11 +81,12 @@ def test_a_restarted_server_reads_its_system_prompt(model: Path, tmp_path: Path)
         assert cached(torn) < 2900
         assert "damaged blocks of the prefix cache are removed" in server.log
         wait_until_saved(server)
-        assert server.http.post("/reset_prefix_cache?reset_external=true").status_code == 200
+        assert post(server, "/reset_prefix_cache?reset_external=true").status_code == 200
         eventually(lambda: not list(tmp_path.glob("*/*/*.kv")))
         assert cached(ask(server, "Why?")) == 0
 
 
+@pytest.mark.slow  # starts two servers
 def test_the_bound_is_kept_and_a_salt_divides_users(model: Path, tmp_path: Path) -> None:
     with server_of(model, tmp_path, "--kv-offloading-size", "0.001") as server:
         for question in "abc":

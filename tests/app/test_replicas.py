@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import time
 from collections import Counter
 from pathlib import Path
@@ -68,10 +69,11 @@ def engines(client: httpx.Client) -> dict[str, float]:
     return dict(totals)
 
 
-def test_replicas_divide_requests_and_one_that_is_killed_ends_only_its_own(tmp_path: Path) -> None:
+def test_replicas_divide_requests_and_one_that_is_killed_ends_only_its_own(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     folder = tiny_model(tmp_path / "tiny")
-    files = tmp_path / "temporary"
-    files.mkdir()
+    files = tmp_path_factory.mktemp("server")  # a short path, as sockets need it
     flags = ["--data-parallel-size", "2", "--max-num-seqs", "64", "--max-client-share", "1"]
     with serving(str(folder), *flags, env={"TMPDIR": str(files)}) as server, server.http as client:
         assert "2 replicas, each in a process" in server.log
@@ -101,7 +103,7 @@ def test_replicas_divide_requests_and_one_that_is_killed_ends_only_its_own(tmp_p
             not replica["requests"] and not replica["tokens"] for replica in client.get("/replicas").json()["data"]
         )
         children = psutil.Process(server.process.pid).children(recursive=True)
-        server.process.send_signal(15)
+        server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(PATIENCE) == 0
         _, alive = psutil.wait_procs(children, timeout=30)
         assert not alive

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.errors import EngineDead
 from quire.engine.client.launch import CoreEntry, ThreadCore
 from quire.engine.client.model_info import ModelInfo
+from quire.engine.client.protocol import Shutdown
 from quire.engine.client.replicas.replica import Replica
 from quire.engine.client.replicas.replica_set import ReplicaSet
 from quire.engine.client.slots import Slots
@@ -42,6 +44,8 @@ class FakeReplicas:
 
     async def restart(self, replica: Replica, core: CoreEntry) -> ModelInfo:
         """Replace the core of a replica, which then could enter."""
+        with suppress(EngineDead):
+            replica.client._channel.send(Shutdown())  # the old one may run still
         handle = ThreadCore()
         await replica.client.reconnect(ClientChannel(handle.address))
         self._start(core, handle, replica.client)
@@ -57,6 +61,8 @@ class FakeReplicas:
                 core.hold.clear()
                 core.deaf.clear()
         for client in self.clients:
+            with suppress(EngineDead):
+                client._channel.send(Shutdown())  # of one that counts as dead, too
             await client.close()
         for _, handle in self._handles:
             await handle.join(PATIENCE)

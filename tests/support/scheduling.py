@@ -16,6 +16,7 @@ from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import SampledTokens, ScheduledSequence, SequenceError, StepPlan, StepResult
 from quire.engine.scheduling.scheduler import Scheduler
+from quire.engine.scheduling.tier_blocks import BlockTier, LoadRule
 
 BLOCK = 4
 
@@ -32,6 +33,8 @@ def make(
     rope_switch: int | None = None,
     stages: int = 1,
     groups: BlockGroups = ONE_GROUP,
+    tier: BlockTier | None = None,
+    load_rule: LoadRule | None = None,
     observers: Sequence[BlockObserver] = (),
 ) -> Scheduler:
     limits = SchedulerLimits(
@@ -44,7 +47,13 @@ def make(
     )
     hasher = hasher_named("sha256") if caching else None
     return Scheduler(
-        limits, BlockPool(blocks, BLOCK, observers=observers), groups, hasher=hasher, by_priority=by_priority
+        limits,
+        BlockPool(blocks, BLOCK, observers=observers),
+        groups,
+        hasher=hasher,
+        by_priority=by_priority,
+        tier=tier,
+        load_rule=load_rule,
     )
 
 

@@ -9,19 +9,22 @@ from quire.engine.kv_events.recorder import EventRecorder
 from quire.engine.models.specs.cache import CacheGroup, LatentCache
 
 
-def event_publisher(options: EngineOptions, plan: CachePlan) -> KVEventPublisher | None:
+def event_publisher(options: EngineOptions, plan: CachePlan, rank: int) -> KVEventPublisher | None:
     """The publisher that --kv-events-config asks for; None: it does not, or the model has no prefix cache.
+
+    `rank`: number of the replica, by which its ports are higher.
 
     Raises:
         EndpointUnavailable: one of its sockets cannot be bound.
     """
     has_prefix_cache = options.enable_prefix_caching and not plan.groups.state_blocks
-    return KVEventPublisher(options.kv_events) if options.kv_events.publishes and has_prefix_cache else None
+    return KVEventPublisher(options.kv_events, rank) if options.kv_events.publishes and has_prefix_cache else None
 
 
-def event_recorder(publisher: KVEventPublisher, plan: CachePlan) -> EventRecorder:
+def event_recorder(publisher: KVEventPublisher, plan: CachePlan, rank: int) -> EventRecorder:
     """What records the events of the groups of layers."""
-    return EventRecorder(publisher.publish, [(_kind(group), group.window) for group in plan.layout.growing])
+    groups = [(_kind(group), group.window) for group in plan.layout.growing]
+    return EventRecorder(publisher.publish, groups, rank=rank)
 
 
 def _kind(group: CacheGroup) -> str:

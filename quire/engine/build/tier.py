@@ -89,7 +89,7 @@ def _name(config: CoreConfig, loaded: LoadedModel, plan: CachePlan, device: Devi
         type(loaded.model).__name__,
         loaded.context_len,
         str(loaded.dtype),
-        config.model.model_dump_json(exclude={"packed_weight_cache_size", "revision", "model_hub"}),
+        config.model.model_dump_json(exclude={"max_model_len", "packed_weight_cache_size", "revision", "model_hub"}),
         str(plan.dtype),
         plan.block_size,
         plan.layout,

@@ -10,6 +10,7 @@ from quire.engine.client.batch import OnResult, PooledBatch
 from quire.engine.client.commands import Commands
 from quire.engine.client.deadline import Deadline
 from quire.engine.client.errors import EngineDead
+from quire.engine.client.model_info import KVEventSource
 from quire.engine.client.protocol import MediaItem, StepStats, TokenArray
 from quire.engine.client.records import Observers
 from quire.engine.client.sleep import Sleeping
@@ -46,6 +47,10 @@ class Engine(Protocol):
     @property
     def open_streams(self) -> int:
         """Number of sequences whose output is being read."""
+
+    @property
+    def kv_event_sources(self) -> dict[int, KVEventSource]:
+        """Where the events of its prefix caches are published, by the rank of the core; empty: nowhere."""
 
     @property
     def stats(self) -> StepStats:

@@ -21,7 +21,7 @@ from quire.engine.client.deadline import Deadline
 from quire.engine.client.detokenizer import Detokenizer
 from quire.engine.client.engine import NO_DEADLINE, Engine
 from quire.engine.client.errors import EngineDead, EngineError, RequestFailed
-from quire.engine.client.model_info import ModelInfo
+from quire.engine.client.model_info import KVEventSource, ModelInfo
 from quire.engine.client.origin import check_rank, current_origin
 from quire.engine.client.protocol import (
     Abort,
@@ -111,6 +111,14 @@ class EngineClient(Engine):
     @override
     def largest_request(self) -> int:
         return self._slots.largest_request
+
+    @property
+    @override
+    def kv_event_sources(self) -> dict[int, KVEventSource]:
+        if self._dead is not None or not self._ready.done() or self._ready.cancelled() or self._ready.exception():
+            return {}
+        source = self._ready.result().kv_events
+        return {} if source is None else {self._rank: source}
 
     @property
     @override

@@ -63,7 +63,7 @@ async def test_with_wait_running_requests_end_and_new_ones_are_refused() -> None
             running = asyncio.create_task(collect(client, text_request()))
             await until(lambda: core.active)
             sleeping = asyncio.create_task(client.sleeping.sleep(1, wait=True))
-            await until(lambda: client.sleeping.refusal_of_new)
+            await until(lambda: client.refusal_of_new)
             with pytest.raises(EngineAsleep), client.slots(1):
                 pass
             assert not changes(core)
@@ -111,7 +111,7 @@ async def test_the_end_of_the_engine_ends_the_wait_for_it() -> None:
     async with running_client(core) as client:
         core.deaf.set()
         sleeping = asyncio.create_task(client.sleeping.sleep(1))
-        await until(lambda: client.sleeping.refusal)
+        await until(lambda: client.refusal)
         client.fail("it was killed")
         with pytest.raises(EngineDead, match="killed"):
             await sleeping

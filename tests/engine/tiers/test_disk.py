@@ -171,13 +171,15 @@ def test_a_folder_that_another_process_holds_is_not_waited_for(tmp_path: Path) -
 _WRITER = """
 import sys
 from pathlib import Path
-from tests.engine.tiers.test_disk import content, key, open_tier
-tier = open_tier(Path(sys.argv[1]), int(sys.argv[2]))
+from quire.engine.tiers.disk import DiskTier
+folder, block, limit, first = Path(sys.argv[1]), *map(int, sys.argv[2:])
+tier = DiskTier(folder, "model", block, limit)
 print("ready", flush=True)
-for number in range(int(sys.argv[3]), 10**6):
-    tier.put(key(number % 64), content(number % 64))
-    tier.evict([key((number + 32) % 64)])
-"""
+for number in range(first, 10**6):
+    kept, gone = (bytes((n % 64,)) + (n % 64).to_bytes(31, "big") for n in (number, number + 32))
+    tier.put(kept, bytes((number % 64 + index) % 256 for index in range(block)))
+    tier.evict([gone])
+"""  # with the keys and the contents of `key` and `content`
 
 
 def test_processes_that_are_killed_while_they_write_leave_whole_blocks(tmp_path: Path) -> None:
@@ -185,7 +187,7 @@ def test_processes_that_are_killed_while_they_write_leave_whole_blocks(tmp_path:
     limit = 20
 
     def start(number: int) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", _WRITER, str(tmp_path), str(limit), str(number)]
+        command = [sys.executable, "-c", _WRITER, str(tmp_path), str(BLOCK), str(limit * TAKEN), str(number)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         process.stdout.readline()
@@ -193,7 +195,7 @@ def test_processes_that_are_killed_while_they_write_leave_whole_blocks(tmp_path:
 
     survivor = start(0)
     reads = 0
-    for attempt in range(4):
+    for attempt in range(3):
         victim = start(17 * attempt)
         tier = open_tier(tmp_path, limit)
         for _ in range(20 + attempt):
@@ -284,7 +286,7 @@ class Crashes(RuleBasedStateMachine):
         self._temporary.cleanup()
 
 
-Crashes.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+Crashes.TestCase.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
 TestCrashes = Crashes.TestCase
 
 

@@ -130,9 +130,9 @@ class ReplicaCommands(Commands):
         await on_each(self._replicas.live(), lambda client: client.commands.resume())
 
     @override
-    async def reset_prefix_cache(self, *, preempt: bool = False) -> None:
+    async def reset_prefix_cache(self, *, preempt: bool = False, external: bool = False) -> None:
         replicas = self._replicas.live()
-        await on_each(replicas, lambda client: client.commands.reset_prefix_cache(preempt=preempt))
+        await on_each(replicas, lambda client: client.commands.reset_prefix_cache(preempt=preempt, external=external))
         for replica in replicas:
             replica.forget_prefixes()
 

@@ -64,8 +64,14 @@ class PrefixIndex:
     those that were used least recently leave first, and the end of a prompt before its beginning.
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        """`num_blocks`: of the replica's KV cache."""
+    def __init__(self, num_blocks: int, most: int = _MOST_BLOCKS) -> None:
+        """Make an empty one.
+
+        Args:
+            num_blocks: blocks of the replica's KV cache.
+            most: keys that are held at most, however large the cache is.
+        """
+        self._most = most
         self._keys: OrderedDict[int, None] = OrderedDict()  # the least recently used first
         self._capacity = 0
         self.resize(num_blocks)
@@ -83,7 +89,7 @@ class PrefixIndex:
 
     def resize(self, num_blocks: int) -> None:
         """Take note of how many blocks the replica's KV cache has."""
-        self._capacity = min(num_blocks, _MOST_BLOCKS)
+        self._capacity = min(num_blocks, self._most)
         self._evict()
 
     def matched(self, keys: Sequence[int]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from typing_extensions import override
@@ -24,6 +25,7 @@ class Replica(Observer):
         rank: its number in the set.
         client: the client of its core.
         load: what it has yet to compute.
+        info: facts about the model that its core has loaded; None before.
         prefixes: what its prefix cache probably holds; None if there is none.
         is_loaded: its core was loaded once.
         has_entered: its core is as the others are: it has their weights, and is paused or asleep if they are.
@@ -34,6 +36,7 @@ class Replica(Observer):
         self.rank = rank
         self.client = client
         self.load = Load()
+        self.info: ModelInfo | None = None
         self.prefixes: PrefixIndex | None = None
         self.is_loaded = False
         self.has_entered = False
@@ -67,6 +70,7 @@ class Replica(Observer):
     def describe(self, info: ModelInfo, *, has_prefix_cache: bool) -> None:
         """Take note of the model that its core has loaded."""
         self.prefixes = PrefixIndex(info.num_blocks) if has_prefix_cache and info.num_blocks else None
+        self.info = info
         self.is_loaded = True
 
     def forget_prefixes(self) -> None:
@@ -83,3 +87,14 @@ class Replica(Observer):
     def on_restart(self) -> None:
         """See `Observer`. The new core has yet to become as the others are."""
         self.has_entered = False
+
+
+def end_stalled(replicas: Sequence[Replica], seconds: float) -> None:
+    """Fail replicas that have not answered for so long, if others do: else it is the machine that does not go on."""
+    answering = [replica for replica in replicas if replica.is_ready and replica.responds]
+    if not answering:
+        return
+    for replica in replicas:
+        stalled = replica.client.unresponsive_seconds()
+        if replica not in answering and replica.client.dead is None and stalled > seconds:
+            replica.client.fail(f"it has made no progress for {stalled:.0f} s (--stall-timeout)")

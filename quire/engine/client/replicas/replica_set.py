@@ -14,7 +14,7 @@ from quire.engine.client.commands import Commands
 from quire.engine.client.deadline import Deadline
 from quire.engine.client.engine import NO_DEADLINE, Engine
 from quire.engine.client.errors import EngineDead, EngineError
-from quire.engine.client.model_info import ModelInfo
+from quire.engine.client.model_info import KVEventSource, ModelInfo
 from quire.engine.client.origin import check_rank, current_origin
 from quire.engine.client.protocol import MediaItem, StepStats, TokenArray
 from quire.engine.client.records import Observers
@@ -130,6 +130,11 @@ class ReplicaSet(Engine):
     @override
     def open_streams(self) -> int:
         return sum(replica.client.open_streams for replica in self._replicas)
+
+    @property
+    @override
+    def kv_event_sources(self) -> dict[int, KVEventSource]:
+        return {rank: source for replica in self._replicas for rank, source in replica.client.kv_event_sources.items()}
 
     @property
     @override

@@ -24,6 +24,7 @@ from quire.engine.client.protocol import (
     UpdateWeights,
     Wake,
 )
+from quire.engine.client.replicas.replica import end_stalled
 from quire.engine.client.replicas.replica_set import ReplicaSet
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.client.stream import GenerateRequest, PoolRequest
@@ -44,6 +45,10 @@ def prompts(core: FakeCore) -> list[str]:
 
 def counts(*cores: FakeCore) -> list[int]:
     return [len(prompts(core)) for core in cores]
+
+
+def nothing_runs(engine: ReplicaSet) -> bool:
+    return engine.dead is not None
 
 
 def commands(core: FakeCore) -> list[object]:
@@ -137,10 +142,13 @@ async def test_one_engine_accepts_its_own_rank() -> None:
 
 async def test_only_the_requests_of_a_replica_that_dies_fail_and_others_take_over() -> None:
     cores = FakeCore(die_at_step=3), FakeCore()
+    cores[0].hold.set()
     async with running_set(*cores) as replicas:
-        results = await asyncio.gather(
-            *(collect(replicas.set, text_request(f"{index} of many")) for index in range(8)), return_exceptions=True
-        )
+        requests = (text_request(f"{index} of many") for index in range(8))
+        tasks = [asyncio.create_task(collect(replicas.set, request)) for request in requests]
+        await until(lambda: counts(*cores) == [4, 4])
+        cores[0].hold.clear()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
         failed = [result for result in results if isinstance(result, EngineDead)]
         assert len(failed) == counts(*cores)[0] == 4
         assert all("told to die" in str(error) for error in failed)
@@ -154,7 +162,7 @@ async def test_only_the_requests_of_a_replica_that_dies_fail_and_others_take_ove
         replicas.clients[1].fail("killed")
         with pytest.raises(EngineDead):
             await waiting
-        assert replicas.set.dead is not None
+        assert nothing_runs(replicas.set)
         with pytest.raises(EngineDead), replicas.set.slots(1):
             pass
 
@@ -226,7 +234,7 @@ async def test_a_batch_is_divided_and_its_results_have_its_order() -> None:
             batch.add(requests)
             arrays = await batch.results()
         assert all(np.array_equal(array, request.prompt) for array, request in zip(arrays, requests, strict=True))
-        assert min(counts(*cores)) > 80
+        assert min(counts(*cores)) >= 50
         assert np.array_equal((await replicas.set.pool(requests[0])).data, requests[0].prompt)
         assert nothing_is_held(replicas)
 
@@ -274,7 +282,7 @@ async def test_commands_go_to_all_replicas_and_a_later_one_catches_up() -> None:
     cores = FakeCore(), FakeCore()
     async with running_set(*cores) as replicas:
         operator = replicas.set.commands
-        await operator.reset_prefix_cache()
+        await operator.reset_prefix_cache(external=True)
         await operator.update_weights(Path("/new"), "abort")
         begun = await operator.pause("keep")
         assert operator.is_paused
@@ -284,9 +292,14 @@ async def test_commands_go_to_all_replicas_and_a_later_one_catches_up() -> None:
         begun.give_up()  # comes later
         assert operator.is_paused
         await operator.resume()
-        assert not operator.is_paused
+        assert not replicas.set.commands.is_paused
         for core in cores:
-            assert commands(core) == [ResetCaches(prefixes=True), UpdateWeights("/new"), Pause(), Resume()]
+            assert commands(core) == [
+                ResetCaches(prefixes=True, external=True),
+                UpdateWeights("/new"),
+                Pause(),
+                Resume(),
+            ]
         assert commands(later)[-1] == Resume()
         assert (await collect(replicas.set, text_request()))[0] == "HELLO"
 
@@ -297,7 +310,8 @@ async def test_a_pause_that_is_given_up_leaves_no_replica_paused() -> None:
         (await replicas.set.commands.pause("keep")).give_up()
         assert not replicas.set.commands.is_paused
         await asyncio.gather(*(collect(replicas.set, text_request(f"{index}")) for index in range(4)))
-        cores[0].hold.set()
+        for core in cores:
+            core.hold.set()
         task = await hung(replicas.set, "waits")
         other = await hung(replicas.set, "waits too")
         pausing = asyncio.create_task(replicas.set.commands.pause("wait"))
@@ -305,7 +319,8 @@ async def test_a_pause_that_is_given_up_leaves_no_replica_paused() -> None:
         pausing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await pausing
-        cores[0].hold.clear()
+        for core in cores:
+            core.hold.clear()
         await asyncio.gather(task, other)
         await asyncio.gather(*(collect(replicas.set, text_request(f"{index}")) for index in range(4)))
 
@@ -330,3 +345,22 @@ async def test_statistics_are_the_sums_of_all_replicas() -> None:
         await asyncio.gather(*(collect(replicas.set, text_request(f"{index}")) for index in range(4)))
         assert replicas.set.stats.blocks_total == 2048
         assert replicas.set.unresponsive_seconds() < 10
+
+
+async def test_a_replica_that_hangs_is_ended_only_if_another_one_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.engine.client.replicas.replica._STALLED", 0.05)
+    cores = FakeCore(), FakeCore()
+    async with running_set(*cores) as replicas:
+        first, second = replicas.set.replicas
+        for core in cores:
+            core.deaf.set()
+        await until(lambda: not first.responds and not second.responds)
+        end_stalled(replicas.set.replicas, 0.0)
+        assert replicas.set.dead is None
+        cores[1].deaf.clear()
+        await until(lambda: second.responds)
+        end_stalled(replicas.set.replicas, 1000.0)
+        assert first.client.dead is None
+        end_stalled(replicas.set.replicas, 0.0)
+        assert "it has made no progress for" in str(first.client.dead)
+        assert second.client.dead is None
