@@ -58,10 +58,19 @@ struct Int8Rows {
     }
     static inline void load_pair(const Element *row, int64_t at, Floats &a, Floats &b) {
         if constexpr (std::is_same_v<T, Float32>) load_floats(row, at, a, b);
+#if defined(HAVE_AVX2)
+        else {  // even and odd elements, which stay floats: in bfloat16 they would go through memory
+            float scale = scale_at(row, at);
+            __m256i bytes = _mm256_loadu_si256((const __m256i *)(row + at));
+            a = rounded_product(_mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8), scale);
+            b = rounded_product(_mm256_srai_epi16(bytes, 8), scale);
+        }
+#else
         else {
             Words both = load_pairs(row, at);
             a = (Floats)(both << 16), b = (Floats)(both & 0xffff0000);
         }
+#endif
     }
     static inline Words load_pairs(const Element *row, int64_t at) {
         Floats a, b;
@@ -81,9 +90,22 @@ struct Int8Rows {
   private:
     // How far a group's scale is in front of a row's elements.
     static constexpr int64_t scale_bytes(int64_t at) { return (at / INT8_GROUP + 1) * int64_t(sizeof(float)); }
-    static inline void load_floats(const Element *row, int64_t at, Floats &a, Floats &b) {
+    static inline float scale_at(const Element *row, int64_t at) {
         float scale;
         std::memcpy(&scale, row - scale_bytes(at), sizeof scale);
+        return scale;
+    }
+#if defined(HAVE_AVX2)
+    // 16 elements times the scale, rounded as BFloat16::store does. A NaN is that of the scale, which has room for the carry.
+    static inline Floats rounded_product(__m256i elements, float scale) {
+        Ints integers = {(HalfInts)_mm256_cvtepi16_epi32(_mm256_castsi256_si128(elements)),
+                         (HalfInts)_mm256_cvtepi16_epi32(_mm256_extracti128_si256(elements, 1))};
+        Words bits = (Words)(to_floats(integers) * scale);
+        return (Floats)((bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000);
+    }
+#endif
+    static inline void load_floats(const Element *row, int64_t at, Floats &a, Floats &b) {
+        float scale = scale_at(row, at);
         a = load_int8(row + at) * scale, b = load_int8(row + at + LANES) * scale;
     }
 };
