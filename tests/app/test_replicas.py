@@ -85,7 +85,9 @@ def test_replicas_divide_requests_and_one_that_is_killed_ends_only_its_own(
                 cores - cores // 2,
             ]
         kinds, seconds = asyncio.run(streams_while_one_is_killed(server, 64))
-        assert kinds == {"error": 32, "length": 32}
+        assert kinds.keys() == {"error", "length"}
+        assert kinds.total() == 64
+        assert min(kinds.values()) > 16  # they are divided by work, not by counts
         assert seconds < PATIENCE
         assert client.get("/health").status_code == 200
         eventually(lambda: states(client) == ["ready", "ready"], PATIENCE)
@@ -97,7 +99,7 @@ def test_replicas_divide_requests_and_one_that_is_killed_ends_only_its_own(
         refused = client.post("/v1/completions", json={"prompt": "x"}, headers={"x-data-parallel-rank": "2"})
         assert refused.status_code == 400
         assert "must be a number from 0 to 1" in refused.json()["error"]["message"]
-        assert engines(client) == {"0": 33, "1": 33}
+        assert sorted(engines(client).values()) == sorted(count + 1 for count in kinds.values())
         assert server.metric("num_requests_running") == 0
         assert all(
             not replica["requests"] and not replica["tokens"] for replica in client.get("/replicas").json()["data"]
