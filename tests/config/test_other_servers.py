@@ -240,11 +240,14 @@ def test_names_of_models_and_lists_are_told_apart() -> None:
 
 
 def test_every_setting_that_is_an_object_takes_dotted_keys() -> None:
-    profiler = {"profiler": "torch", "torch_profiler_dir": "traces"}  # whose keys are checked
-    flags = [f"--profiler-config.{key}={value}" for key, value in profiler.items()]
-    assert Serve.parse(flags).profiler_config == profiler
+    profiler = {"profiler": "torch", "torch_profiler_dir": "traces"}
+    events = {"publisher": "zmq", "endpoint": "tcp://*:5557"}
+    with_checked_keys = {"profiler_config": profiler, "kv_events_config": events}
+    for name, value in with_checked_keys.items():
+        flags = [f"{Serve.flag(name)}.{key}={item}" for key, item in value.items()]
+        assert getattr(Serve.parse(flags), name) == value
     for name, field in Serve.model_fields.items():
-        if "dict[str" in str(field.annotation) and name != "profiler_config":  # others have keys of their own
+        if "dict[str" in str(field.annotation) and name not in with_checked_keys:
             assert getattr(Serve.parse([f"{Serve.flag(name)}.a.b", "1"]), name) == {"a": {"b": 1}}
 
 
