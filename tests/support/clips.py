@@ -11,8 +11,31 @@ from typing import Any
 import av
 import numpy as np
 
+from quire.engine.client.pictures import FixedSize, FrameSampling, VideoInfo
+
 _RATE, _BLOCK = 48_000, 960  # samples in a second, and of a frame of sound
 STEP = 8  # by which frames get brighter
+FORMATS: dict[str, dict[str, Any]] = {
+    "mp4": {},
+    "mov": {"kind": "mov", "codec": "mpeg4"},
+    "fragmented": {"options": {"movflags": "frag_keyframe+empty_moov"}},
+    "vp8": {"kind": "webm", "codec": "libvpx"},
+    "vp9": {"kind": "webm", "codec": "libvpx-vp9"},
+    "mkv": {"kind": "matroska"},
+    "avi": {"kind": "avi", "codec": "mpeg4"},
+    "mpegts": {"kind": "mpegts"},
+    "flv": {"kind": "flv", "codec": "flv1"},
+}
+
+
+def watching(frames: int = 5, size: tuple[int, int] = (48, 64)) -> VideoInfo:
+    """A model that reads so many frames."""
+    return VideoInfo(
+        placeholder=1,
+        placeholder_text="<video>",
+        geometry=FixedSize(height=size[0], width=size[1], tokens=4),
+        sampling=FrameSampling(rule="uniform", num_frames=frames),
+    )
 
 
 def video_file(

@@ -13,8 +13,7 @@ from quire.multimodal.videos import decode
 from quire.multimodal.videos.counting import frames_at_least
 from quire.multimodal.videos.decode import InspectVideo, VideoError, inspect
 from quire.multimodal.videos.limits import VideoLimits
-from tests.multimodal.videos.test_decode import FORMATS, watching
-from tests.support.clips import video_file
+from tests.support.clips import FORMATS, video_file, watching
 
 FRAMES = 30
 LIMITS = VideoLimits(1 << 22, 1 << 16, 16)

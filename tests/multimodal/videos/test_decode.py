@@ -11,37 +11,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from quire.engine.client.pictures import FixedSize, FrameSampling, VideoInfo
+from quire.engine.client.pictures import VideoInfo
 from quire.multimodal.videos import decode
 from quire.multimodal.videos.decode import InspectVideo, PrepareVideo, VideoError, inspect, prepare
 from quire.multimodal.videos.formats import packed, unpacked
 from quire.multimodal.videos.layout import VideoHeader
 from quire.multimodal.videos.limits import VideoLimits
-from tests.support.clips import STEP, sound_file, video_file
+from tests.support.clips import FORMATS, STEP, sound_file, video_file, watching
 from tests.support.pictures import drawn, encoded
 
 LIMITS = VideoLimits(1 << 22, 1 << 16, 16)
-FORMATS: dict[str, dict[str, Any]] = {
-    "mp4": {},
-    "mov": {"kind": "mov", "codec": "mpeg4"},
-    "fragmented": {"options": {"movflags": "frag_keyframe+empty_moov"}},
-    "vp8": {"kind": "webm", "codec": "libvpx"},
-    "vp9": {"kind": "webm", "codec": "libvpx-vp9"},
-    "mkv": {"kind": "matroska"},
-    "avi": {"kind": "avi", "codec": "mpeg4"},
-    "mpegts": {"kind": "mpegts"},
-    "flv": {"kind": "flv", "codec": "flv1"},
-}
-
-
-def watching(frames: int = 5, size: tuple[int, int] = (48, 64)) -> VideoInfo:
-    """A model that reads so many frames."""
-    return VideoInfo(
-        placeholder=1,
-        placeholder_text="<video>",
-        geometry=FixedSize(height=size[0], width=size[1], tokens=4),
-        sampling=FrameSampling(rule="uniform", num_frames=frames),
-    )
 
 
 def read(content: bytes, info: VideoInfo, limits: VideoLimits = LIMITS) -> tuple[VideoHeader, Any]:
