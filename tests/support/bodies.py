@@ -324,6 +324,7 @@ BODIES: dict[str, list[Body]] = {
         },
     ],
     "/detokenize": [{"model": "fake", "tokens": [1, 2, 3]}],
+    "/scale_elastic_ep": [{"new_data_parallel_size": 2, "drain_timeout": 1.5}],
     "/update_weights": [{"path": "step-100", "model": "fake", "mode": "keep"}],
     "/update_weights_from_disk": [
         {
