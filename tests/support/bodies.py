@@ -230,6 +230,37 @@ _BETA_SESSION: dict[str, Any] = {
     "output_audio_format": "pcm16", "speed": 1.0, "temperature": 0.8, "tool_choice": "auto", "tools": [],
     "tracing": None, "voice": "alloy",
 }  # fmt: skip
+_RESPONSES: list[Body] = [
+    {
+        **_SAMPLING, "input": _ITEMS, "instructions": "Be short.", "previous_response_id": None, "store": True,
+        "mm_processor_kwargs": {}, "media_io_kwargs": {},
+        "background": False, "stream_options": None, "prompt": None, "include": ["message.output_text.logprobs"],
+        "max_output_tokens": 8, "max_tool_calls": 2, "metadata": {"a": "b"}, "parallel_tool_calls": False,
+        "reasoning": {"effort": "low", "summary": "auto"}, "tools": _RESPONSE_TOOLS,
+        "text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}, "verbosity": "medium"},
+        "tool_choice": {"type": "function", "name": "weather"}, "top_logprobs": 2, "truncation": "disabled",
+        "user": "me", "include_reasoning": True, "chat_template_kwargs": {"a": 1}, "enable_response_messages": True,
+        "return_metrics": True,
+    },
+    {"input": "Weather?", "stream": True, "stream_options": {"include_obfuscation": False}},
+    {"input": "Weather?", "structured_outputs": {"regex": "[a-z]+"}, "store": False},
+    {"input": "Weather?", "background": True, "tools": _RESPONSE_TOOLS, "tool_choice": "auto"},
+]  # fmt: skip
+_ANTHROPIC: list[Body] = [
+    {
+        **_CONVERSATION, "max_tokens": 8, "stop_sequences": ["zz"], "stream": True, "temperature": 0.5,
+        "top_p": 0.9, "top_k": 5, "cache_salt": "salt", "output_config": None, "metadata": {"user_id": "me"},
+    },
+    {
+        "messages": [{"role": "user", "content": "Weather?"}], "max_tokens": 8,
+        "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}, "effort": "low"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    },
+    {
+        "messages": [{"role": "user", "content": "Weather?"}], "max_tokens": 8,
+        "output_format": {"type": "json_schema", "schema": SCHEMA},
+    },
+]  # fmt: skip
 # The fields of each route that neither its bodies above nor these have would not be tested.
 BODIES: dict[str, list[Body]] = {
     "/v1/completions": [
@@ -262,39 +293,10 @@ BODIES: dict[str, list[Body]] = {
     "/predict": _PREDICTED,
     "/v1/chat/completions": [*_CHATS, {"messages": _MESSAGES[:2], "logprobs": True, **_BEAMS}],
     "/v1/chat/completions/render": _CHATS,
-    "/v1/responses": [
-        {
-            **_SAMPLING, "input": _ITEMS, "instructions": "Be short.", "previous_response_id": None, "store": True,
-            "mm_processor_kwargs": {}, "media_io_kwargs": {},
-            "background": False, "stream_options": None, "prompt": None, "include": ["message.output_text.logprobs"],
-            "max_output_tokens": 8, "max_tool_calls": 2, "metadata": {"a": "b"}, "parallel_tool_calls": False,
-            "reasoning": {"effort": "low", "summary": "auto"}, "tools": _RESPONSE_TOOLS,
-            "text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}, "verbosity": "medium"},
-            "tool_choice": {"type": "function", "name": "weather"}, "top_logprobs": 2, "truncation": "disabled",
-            "user": "me", "include_reasoning": True, "chat_template_kwargs": {"a": 1}, "enable_response_messages": True,
-            "return_metrics": True,
-        },
-        {"input": "Weather?", "stream": True, "stream_options": {"include_obfuscation": False}},
-        {"input": "Weather?", "structured_outputs": {"regex": "[a-z]+"}, "store": False},
-        {"input": "Weather?", "background": True, "tools": _RESPONSE_TOOLS, "tool_choice": "auto"},
-    ],
-    "/v1/messages": [
-        {
-            **_CONVERSATION, "max_tokens": 8, "stop_sequences": ["zz"], "stream": True, "temperature": 0.5,
-            "top_p": 0.9, "top_k": 5, "cache_salt": "salt", "output_config": None, "metadata": {"user_id": "me"},
-        },
-        {
-            "messages": [{"role": "user", "content": "Weather?"}], "max_tokens": 8,
-            "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}, "effort": "low"},
-            "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-        },
-        {
-            "messages": [{"role": "user", "content": "Weather?"}], "max_tokens": 8,
-            "output_format": {"type": "json_schema", "schema": SCHEMA},
-        },
-    ],
-    "/v1/messages/render": [{**_CONVERSATION, "max_tokens": 8}],
-    "/v1/responses/render": [{"input": "Weather?", "tools": _RESPONSE_TOOLS, "tool_choice": "auto"}],
+    "/v1/responses": _RESPONSES,
+    "/v1/responses/render": _RESPONSES,
+    "/v1/messages": _ANTHROPIC,
+    "/v1/messages/render": _ANTHROPIC,
     "/v1/messages/count_tokens": [
         _CONVERSATION,
         {
@@ -324,7 +326,7 @@ BODIES: dict[str, list[Body]] = {
         },
     ],
     "/detokenize": [{"model": "fake", "tokens": [1, 2, 3]}],
-    "/scale_elastic_ep": [{"new_data_parallel_size": 2, "drain_timeout": 1.5}],
+    "/scale_elastic_ep": [{"new_data_parallel_size": 2, "drain_timeout": 1.5, "model": "fake"}],
     "/update_weights": [{"path": "step-100", "model": "fake", "mode": "keep"}],
     "/update_weights_from_disk": [
         {
