@@ -104,7 +104,10 @@ class BlockIndex:
             content = tuple(tokens[index * size : (index + 1) * size])
             extra = (*before.extra_keys, keys and tuple(map(_hashable, keys)))
             before = IndexedBlock(before.tokens + content, extra, before.orphan)
-            assert self.known.setdefault(key, before) == before, "two contents have the same hash"
+            known = self.known.get(key)
+            if known is None or known.orphan is not None:
+                self.known[key] = before
+            assert before.orphan is not None or self.known[key] == before, "two contents have the same hash"
             assert (key, event["group_idx"]) not in self.present, "a block was stored twice"
             self.present[key, event["group_idx"]] = before
 
