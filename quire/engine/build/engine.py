@@ -401,8 +401,9 @@ def _build_decoder(
             plans = decoder_plans(decoder_limits(loaded, kind, options, context_len, num_blocks, plan.groups))
             warm_up(executor, plans, poll, executor.max_steps_in_flight if ranks is None else 1)
             warm_up_vision(loaded)
-        tier = None if streaming is not None else open_tier(config, loaded, plan, device)
         events = None if streaming is not None else event_publisher(options, plan, config.replica)
+        with closing_after_errors(*(() if events is None else (events,))):
+            tier = None if streaming is not None else open_tier(config, loaded, plan, device)
     observers = () if events is None else (event_recorder(events, plan, config.replica),)
     stages = config.parallel.pipeline_parallel_size
     schedule = partial(_scheduler, options, plan.groups, context_len, num_blocks, stages, observers, tier)

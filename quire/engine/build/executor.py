@@ -20,6 +20,7 @@ from quire.engine.execution.pooling import Pooler, hidden_states
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.compiler import GrammarCompiler
+from quire.engine.kv_events.publisher import KVEventPublisher
 from quire.engine.models.loader import LoadedModel
 from quire.engine.models.networks.audio_encoder import CTCModel
 from quire.engine.models.networks.decoder import Decoder, LanguageModel
@@ -110,7 +111,7 @@ def _encoder_runner(loaded: LoadedModel, device: Device) -> PackedRunner:
 
 
 @contextmanager
-def closing_after_errors(*owners: Executor | GrammarCompiler) -> Iterator[None]:
+def closing_after_errors(*owners: Executor | GrammarCompiler | KVEventPublisher) -> Iterator[None]:
     """Close owners of threads if an exception is raised within."""
     try:
         yield

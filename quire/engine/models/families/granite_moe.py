@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quire.engine.models.families.llama import LLAMA, granite
+from quire.engine.models.families.mixtral import softmax_experts
 from quire.engine.models.family import Family
-from quire.engine.models.specs.decoder import DecoderSpec, GatedExperts, MoE, SoftmaxRouter
+from quire.engine.models.specs.decoder import DecoderSpec
 from quire.engine.models.specs.tensor_names import LAYER, NamedTensors
 
 if TYPE_CHECKING:  # families are read without torch
@@ -23,15 +24,8 @@ _STACKS = re.compile(
 
 
 def granite_moe(config: Any) -> DecoderSpec:
-    """Granite with experts on all layers: softmax over the logits of those that are chosen."""
-    experts = MoE(
-        size=config.intermediate_size,
-        experts=config.num_local_experts,
-        top_k=config.num_experts_per_tok,
-        router=SoftmaxRouter(),
-        expert=GatedExperts(act=config.hidden_act),
-    )
-    return granite(config, experts)
+    """Granite with Mixtral's experts on all layers."""
+    return granite(config, softmax_experts(config))
 
 
 def _without_stacks(tensors: NamedTensors) -> Iterator[tuple[str, Tensor]]:
