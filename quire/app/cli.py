@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 from quire import __version__
@@ -30,8 +31,11 @@ def defer_schemas() -> None:
     A server makes those of its endpoints once it has nothing to do; see `quire.app.schemas`.
     """
     from pydantic import BaseModel  # noqa: PLC0415 as all imports, after the process has been prepared
+    from pydantic.warnings import UnsupportedFieldAttributeWarning  # noqa: PLC0415 like it
 
     BaseModel.model_config["defer_build"] = True
+    # FastAPI hides it while it defines a route, but the schemas of its bodies are made later now.
+    warnings.simplefilter("ignore", UnsupportedFieldAttributeWarning)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

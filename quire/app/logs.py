@@ -165,6 +165,7 @@ def _warning(text: str, *arguments: object) -> logging.LogRecord:
 
 def start_logging(level: str, log_format: LogFormat = "text") -> None:
     """Write messages of `level` and above to standard error, unless that is closed."""
+    logging.captureWarnings(True)  # Python would write them itself, and wait for whoever reads standard error
     root = logging.getLogger()
     root.setLevel(level.upper())
     if not any(isinstance(handler, BackgroundHandler) for handler in root.handlers):
