@@ -113,7 +113,7 @@ def test_compose_files(name: str) -> None:
 def test_manifests(tmp_path: Path) -> None:
     _check_objects(_run(_PROGRAMS / "kubectl", "kustomize", MANIFESTS), tmp_path)
     for path in MANIFESTS.glob("optional/*.yaml"):
-        if path.name not in ("gpu.yaml", "prometheus-adapter.yaml"):  # a patch, and values of a chart
+        if path.name not in ("gpu.yaml", "kv-events.yaml", "prometheus-adapter.yaml"):  # patches, and values of a chart
             _check_objects(path.read_text(encoding="utf-8"), tmp_path)
 
 
