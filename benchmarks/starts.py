@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from statistics import median
 
-from quire.app.bench.startup import FIGURES, spread, timed_start
+from quire.app.bench.startup import FIGURES, spread_of, timed_start
 
 _TIMEOUT = 900.0  # the first start of a large file packs its weights
 
@@ -34,7 +34,8 @@ def main() -> None:
     result = {
         "command": f"python -m benchmarks.starts {options.model.name} {old}=PATH {new}=PATH --runs {options.runs}",
         "figures": {
-            name: {figure: spread([row[figure] for row in build]) for figure in FIGURES} for name, build in rows.items()
+            name: {figure: spread_of([row[figure] for row in build]) for figure in FIGURES}
+            for name, build in rows.items()
         },
         "ratios": {figure: _ratio(rows[old], rows[new], figure) for figure in FIGURES},
         "runs": rows,

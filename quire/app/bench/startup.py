@@ -36,7 +36,7 @@ def run(settings: BenchStartup) -> int:
     except (ServerError, httpx.HTTPError) as error:
         print(f"quire bench startup: {error}", file=sys.stderr)
         return 1
-    figures = {name: spread([row[name] for row in rows]) for name in FIGURES}
+    figures = {name: spread_of([row[name] for row in rows]) for name in FIGURES}
     print(f"{'':>14} {'min':>8} {'median':>8} {'max':>8}")
     for name, spread in figures.items():
         print(f"{name:>14} {spread['min']:8.2f} {spread['median']:8.2f} {spread['max']:8.2f}")
@@ -109,7 +109,7 @@ def _usage(pid: int) -> dict[str, float]:
     }
 
 
-def spread(values: list[float]) -> dict[str, float]:
+def spread_of(values: list[float]) -> dict[str, float]:
     """Return the least, the median and the greatest of some values."""
     return {"min": min(values), "median": statistics.median(values), "max": max(values)}
 
