@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
+from types import FrameType
 
 from quire import __version__
 from quire.allocator import use_one_arena
 
+_INTERRUPTED = 130  # exit status, as of a shell
 _HELP = frozenset({"--help", "-h"})
 
 
@@ -23,6 +26,20 @@ def prepare_process() -> None:
     # torch uses huge pages, with which weights are read at least a third faster.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     use_one_arena()
+
+
+def end_on_early_signals() -> None:
+    """End the process on SIGTERM, SIGINT or SIGHUP while it imports what `quire.app.exits` needs.
+
+    Python itself would end with status 143, or with a traceback. A signal that is ignored, as by nohup, stays ignored.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _end)
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    os._exit(_INTERRUPTED if number == signal.SIGINT else 0)  # the process that reads configs ends with this one
 
 
 def defer_schemas() -> None:
@@ -45,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if words[:1] in (["--version"], ["-v"]):
         print(f"quire {__version__}")
         return
+    if words[:1] == ["serve"]:
+        end_on_early_signals()
     gc.disable()  # imports leave little garbage, and each full collection would search all modules
     try:
         defer_schemas()

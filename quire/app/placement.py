@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from quire.engine.client.launch import ProcessPlace
+from quire.engine.client.launch import ProcessPlace, allowed_cores
 
 _SYSTEM = Path("/sys/devices/system")
 
@@ -16,7 +15,7 @@ def host_places(count: int, system: Path = _SYSTEM) -> list[ProcessPlace]:
 
     If there are fewer cores than replicas, some of these share a core.
     """
-    cores = ordered_cores(sorted(os.sched_getaffinity(0)), system)
+    cores = ordered_cores(allowed_cores(), system)
     if len(cores) < count:
         return [ProcessPlace(frozenset((cores[index % len(cores)],))) for index in range(count)]
     borders = [len(cores) * index // count for index in range(count + 1)]

@@ -113,8 +113,11 @@ def main() -> None:
     for number in _SERVERS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # the server exports until it has drained, and then ends this process
     os.nice(_NICE)
-    with suppress(OSError):  # some sandboxes do not allow it
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # it does not interrupt the engine when it wakes
+    if hasattr(os, "sched_setscheduler"):  # not on macOS
+        with suppress(OSError):  # some sandboxes do not allow it
+            os.sched_setscheduler(
+                0, os.SCHED_BATCH, os.sched_param(0)
+            )  # it does not interrupt the engine when it wakes
     connection = Connection(os.dup(0))
     settings = msgspec.msgpack.decode(connection.recv_bytes(), type=TraceSettings)
     batches = msgspec.msgpack.Decoder(list[SpanTree | RequestTrace])

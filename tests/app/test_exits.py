@@ -31,6 +31,19 @@ if __name__ == "__main__":
     print(child.pid, flush=True)
     child.join()
 """
+_IMPORTING = """
+import signal, sys
+from quire.app import cli
+
+def imports():
+    print("imports", flush=True)
+    while True:
+        signal.pause()
+
+cli.defer_schemas = imports
+sys.argv = ["quire", "serve"]
+cli.main()
+"""
 
 
 def test_a_stuck_thread_does_not_keep_the_process() -> None:
@@ -55,3 +68,15 @@ def test_a_signal_ends_the_process_and_its_children(number: signal.Signals, stat
     assert f"stopped by {number.name}" in said
     assert "Traceback" not in said
     no_children_of([child])
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 0)], ids=str)
+def test_a_signal_ends_a_server_that_has_imported_nothing_yet(number: signal.Signals, status: int) -> None:
+    command = [sys.executable, "-c", _IMPORTING]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "imports\n"
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert not said

@@ -44,6 +44,14 @@ def test_replicas_have_whole_nodes_and_whole_cores(
     assert [set(place.cores) for place in host_places(count, machine(tmp_path))] == expected
 
 
+def test_replicas_are_placed_where_the_cores_of_a_process_cannot_be_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    assert [set(place.cores) for place in host_places(2, tmp_path)] == [{0, 1}, {2, 3}]
+
+
 def test_only_cores_that_the_server_may_use_are_divided(tmp_path: Path) -> None:
     assert ordered_cores([1, 2, 5], machine(tmp_path)) == [1, 5, 2]
     assert ordered_cores([0, 1], tmp_path / "nothing") == [0, 1]

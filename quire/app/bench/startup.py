@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -22,7 +23,7 @@ from quire.config.command import ConfigError
 from quire.config.commands import BenchStartup
 
 _POLL_INTERVAL = 0.02  # seconds
-_FIGURES = ("ready_s", "first_token_s", "peak_mb")
+FIGURES = ("ready_s", "first_token_s", "cpu_s", "peak_mb")
 
 
 def run(settings: BenchStartup) -> int:
@@ -30,11 +31,12 @@ def run(settings: BenchStartup) -> int:
     check_writable(settings, "result")
     _split(settings.serve_args)
     try:
-        rows = [_start_once(settings) for _ in trange(settings.runs, desc="starts")]
+        words = (*settings.model, *_split(settings.serve_args))
+        rows = [timed_start(words, settings.timeout) for _ in trange(settings.runs, desc="starts")]
     except (ServerError, httpx.HTTPError) as error:
         print(f"quire bench startup: {error}", file=sys.stderr)
         return 1
-    figures = {name: _spread([row[name] for row in rows]) for name in _FIGURES}
+    figures = {name: spread_of([row[name] for row in rows]) for name in FIGURES}
     print(f"{'':>14} {'min':>8} {'median':>8} {'max':>8}")
     for name, spread in figures.items():
         print(f"{name:>14} {spread['min']:8.2f} {spread['median']:8.2f} {spread['max']:8.2f}")
@@ -45,17 +47,27 @@ def run(settings: BenchStartup) -> int:
     return 0
 
 
-def _start_once(settings: BenchStartup) -> dict[str, float]:
+def timed_start(words: Sequence[str], timeout: float, **options: Any) -> dict[str, float]:
+    """Return the figures of a server's start: seconds, and its memory in MiB.
+
+    Args:
+        words: arguments of `quire serve`.
+        timeout: seconds until it must be ready.
+        options: those of `Popen`.
+
+    Raises:
+        ServerError: it does not become ready, or refuses a request.
+    """
     port = _free_port()
-    command = serve_command(*settings.model, "--port", str(port), *_split(settings.serve_args))
+    command = serve_command(*words, "--port", str(port))
     started = time.perf_counter()
-    with started_server(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=settings.timeout) as client:
-            _wait_ready(client, process, started + settings.timeout)
+    with started_server(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **options) as process:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=timeout) as client:
+            _wait_ready(client, process, started + timeout)
             ready = time.perf_counter() - started
             _first_token(client)
             first = time.perf_counter() - started
-        return {"ready_s": ready, "first_token_s": first, "peak_mb": _memory(process.pid)}
+        return {"ready_s": ready, "first_token_s": first, **_usage(process.pid)}
 
 
 def _split(serve_args: str) -> list[str]:
@@ -87,14 +99,18 @@ def _first_token(client: httpx.Client) -> None:
         raise ServerError(f"the request for the first token failed: {answer.text[:200]}")
 
 
-def _memory(pid: int) -> float:
-    """Resident memory of a process and its children in MiB."""
+def _usage(pid: int) -> dict[str, float]:
+    """CPU seconds of a process and its children, those that have ended included, and their resident memory in MiB."""
     server = psutil.Process(pid)
     processes = [server, *server.children(recursive=True)]
-    return float(sum(process.memory_info().rss for process in processes)) / 2**20
+    return {
+        "cpu_s": sum(sum(process.cpu_times()[:4]) for process in processes),
+        "peak_mb": sum(process.memory_info().rss for process in processes) / 2**20,
+    }
 
 
-def _spread(values: list[float]) -> dict[str, float]:
+def spread_of(values: list[float]) -> dict[str, float]:
+    """Return the least, the median and the greatest of some values."""
     return {"min": min(values), "median": statistics.median(values), "max": max(values)}
 
 

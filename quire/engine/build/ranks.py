@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import multiprocessing
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from quire.allocator import keep_freed_memory
 from quire.engine.build.cache import CachePlan, cache_memory, plan_cache
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.warm_up import warm_up_vision
+from quire.engine.client.launch import allowed_cores
 from quire.engine.client.protocol import StartProfile, StopProfile, UpdateWeights
 from quire.engine.execution.cache import KVCache, OutOfCacheMemory, count_blocks
 from quire.engine.execution.devices.device import Device
@@ -176,7 +176,7 @@ def usable_cores(cgroup: Path = _CGROUP, sharers: int = 1) -> int:
 
     `sharers`: processes that share the quota, each with cores of its own.
     """
-    cores = min(torch.get_num_threads(), len(os.sched_getaffinity(0)))
+    cores = min(torch.get_num_threads(), len(allowed_cores()))
     for files in _CPU_QUOTAS:
         with suppress(OSError, ValueError):  # there are no such files, or they say "max"
             quota, period = map(int, " ".join((cgroup / name).read_text(encoding="ascii") for name in files).split())

@@ -54,6 +54,13 @@ def forked_process(
     return context.Process(target=target, args=args, name=name, daemon=daemon)
 
 
+def allowed_cores() -> list[int]:
+    """Return the logical cores that this process may use: all of the machine where it cannot be told, as on macOS."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessPlace:
     """The part of the machine that a process of a core has, of several that divide it.
@@ -68,7 +75,7 @@ class ProcessPlace:
 
     def take(self) -> None:
         """Move this process there, and what it starts later. Neither torch nor CUDA has looked around yet."""
-        if self.cores:
+        if self.cores and hasattr(os, "sched_setaffinity"):  # not on macOS
             with suppress(OSError):  # a core was taken offline: the others of the machine do as well
                 os.sched_setaffinity(0, self.cores)
         if self.gpus:

@@ -14,5 +14,6 @@ def test_start_up_is_timed(tmp_path: Path) -> None:
     said = quire("bench", "startup", str(folder), "--runs", "1", "--result", str(result))
     figures = json.loads(result.read_text())
     assert 0 < figures["ready_s"]["median"] <= figures["first_token_s"]["median"]
+    assert figures["cpu_s"]["median"] > 0
     assert figures["peak_mb"]["median"] > 100
     assert "first_token_s" in said
