@@ -88,7 +88,8 @@ class DiskTier(Tier):
         if nbytes > self._budget.limit or time.monotonic() < self._no_writes_before:
             return False
         try:
-            if shutil.disk_usage(self._folder).free < nbytes + _LEFT_FREE:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # somebody may have removed the model's
+            if shutil.disk_usage(path.parent).free < nbytes + _LEFT_FREE:
                 raise OSError(f"less than {_LEFT_FREE >> 20} MiB of the disk are free")
             self._forget(self._budget.add(nbytes, lambda: self._write(path, key, data)))
         except (OSError, FolderBusy) as error:
@@ -110,10 +111,7 @@ class DiskTier(Tier):
         keys = list(keys)
         for key in keys:
             self._keys[key[0]].discard(key)
-        try:
-            self._budget.remove(map(self._path, keys))
-        except (OSError, FolderBusy) as error:
-            logger.warning("blocks of the prefix cache could not be removed: %s", error)
+        self._remove(map(self._path, keys))
 
     @override
     def clear(self) -> None:
@@ -128,11 +126,15 @@ class DiskTier(Tier):
             logger.warning("blocks of the prefix cache cannot be found: %s", error)
             return
         for part in parts:
-            with suppress(FileNotFoundError):
+            try:
                 changed = part.stat().st_mtime_ns
                 if self._times.get(part.name) != changed:
                     self._times[part.name] = changed
                     self._read(part)
+            except FileNotFoundError:
+                self._keys[int(part.name, 16)].clear()
+            except OSError as error:
+                logger.warning("blocks of the prefix cache cannot be found: %s", error)
 
     @override
     def close(self) -> None:
@@ -152,8 +154,14 @@ class DiskTier(Tier):
                     torn.append(Path(entry.path))
         if torn:
             logger.warning("%d damaged blocks of the prefix cache are removed from %s", len(torn), self._folder)
-            self._budget.remove(torn)
+            self._remove(torn)
         self._keys[int(part.name, 16)] = keys
+
+    def _remove(self, files: Iterable[Path]) -> None:
+        try:
+            self._budget.remove(files)
+        except OSError as error:
+            logger.warning("blocks of the prefix cache could not be removed: %s", error)
 
     def _forget(self, files: Iterable[str]) -> None:
         """Note that files were removed, of which others are other models'."""
@@ -162,7 +170,6 @@ class DiskTier(Tier):
                 self._keys[key[0]].discard(key)
 
     def _write(self, path: Path, key: bytes, data: Buffer) -> None:
-        path.parent.mkdir(exist_ok=True, mode=0o700)
         unfinished = path.with_suffix(UNFINISHED)
         try:
             write_record(unfinished, key, data)
