@@ -47,6 +47,7 @@ class DiskTier(Tier):
         self._folder.mkdir(exist_ok=True, mode=0o700)
         self._block_bytes = block_bytes
         self._keys: list[set[bytes]] = [set() for _ in range(256)]  # by the first byte
+        self._removed: list[bytes] = []  # that `take_removed` returns
         self._times: dict[str, int] = {}  # when the parts of the folder were read, as they were then
         self._no_writes_before = 0.0
         self._budget = FolderBudget(folder, limit)
@@ -70,10 +71,10 @@ class DiskTier(Tier):
                 return content
             raise DamagedRecord("it has another length")
         except FileNotFoundError:
-            self._keys[key[0]].discard(key)
+            self._lose([key])
         except OSError as error:
             logger.warning("a block of the prefix cache cannot be read: %s", error)
-            self._keys[key[0]].discard(key)
+            self._lose([key])
         except DamagedRecord as error:
             logger.warning("a damaged block of the prefix cache is removed: %s: %s", path, error)
             self.evict([key])
@@ -109,14 +110,18 @@ class DiskTier(Tier):
     @override
     def evict(self, keys: Iterable[bytes]) -> None:
         keys = list(keys)
-        for key in keys:
-            self._keys[key[0]].discard(key)
+        self._lose(keys)
         self._remove(map(self._path, keys))
 
     @override
     def clear(self) -> None:
         self.refresh()
         self.evict(set().union(*self._keys))
+
+    @override
+    def take_removed(self) -> list[bytes]:
+        removed, self._removed = self._removed, []
+        return removed
 
     @override
     def refresh(self) -> None:
@@ -132,7 +137,7 @@ class DiskTier(Tier):
                     self._times[part.name] = changed
                     self._read(part)
             except FileNotFoundError:
-                self._keys[int(part.name, 16)].clear()
+                self._lose([*self._keys[int(part.name, 16)]])
             except OSError as error:
                 logger.warning("blocks of the prefix cache cannot be found: %s", error)
 
@@ -155,7 +160,9 @@ class DiskTier(Tier):
         if torn:
             logger.warning("%d damaged blocks of the prefix cache are removed from %s", len(torn), self._folder)
             self._remove(torn)
-        self._keys[int(part.name, 16)] = keys
+        index = int(part.name, 16)
+        self._lose(self._keys[index] - keys)
+        self._keys[index] = keys
 
     def _remove(self, files: Iterable[Path]) -> None:
         try:
@@ -167,7 +174,13 @@ class DiskTier(Tier):
         """Note that files were removed, of which others are other models'."""
         for path in map(Path, files):
             if path.parent.parent == self._folder and (key := _key(path.name)) is not None:
-                self._keys[key[0]].discard(key)
+                self._lose([key])
+
+    def _lose(self, keys: Iterable[bytes]) -> None:
+        """Note that blocks are not there any more."""
+        for key in keys:
+            self._keys[key[0]].discard(key)
+            self._removed.append(key)
 
     def _write(self, path: Path, key: bytes, data: Buffer) -> None:
         unfinished = path.with_suffix(UNFINISHED)

@@ -192,6 +192,26 @@ def find_again(tier: DiskTier) -> None:
     tier.refresh()
 
 
+def test_all_blocks_that_have_gone_are_told(tmp_path: Path) -> None:
+    tier, other = open_tier(tmp_path, 10), open_tier(tmp_path, 10)
+    for number in range(6):
+        tier.put(key(number), content(number))
+    assert not tier.take_removed()
+    path_of(tmp_path, 0).write_bytes(b"damaged")
+    tier.get(key(0))
+    tier.evict([key(1)])
+    path_of(tmp_path, 2).unlink()
+    other.refresh()
+    other.evict([key(3)])
+    find_again(tier)
+    assert sorted(tier.take_removed()) == [key(number) for number in range(4)]
+    for number in range(6, 20):
+        tier.put(key(number), content(number))
+    gone = tier.take_removed()
+    assert len(gone) > 5
+    assert not any(map(tier.has, gone))
+
+
 def test_a_folder_that_is_removed_is_made_again(tmp_path: Path) -> None:
     tier = open_tier(tmp_path, 2)
     tier.put(key(1), content(1))

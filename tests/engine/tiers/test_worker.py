@@ -68,6 +68,9 @@ class SlowTier(Tier):
         self._wait()
         self.blocks.clear()
 
+    def take_removed(self) -> list[bytes]:
+        return []
+
     def refresh(self) -> None:
         self._wait()
 
