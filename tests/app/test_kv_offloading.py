@@ -103,17 +103,18 @@ def test_the_bound_is_kept_and_a_salt_divides_users(model: Path, tmp_path: Path)
 def test_followers_learn_what_is_on_the_disk(model: Path, tmp_path: Path) -> None:
     """Also of blocks that an earlier process has written, once they were read."""
     port, replay, tier = free_port(), free_port(), tmp_path / "kv"
+    events_at, replay_at = f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{replay}"
     config = {
         "enable_kv_cache_events": True,
-        "endpoint": f"tcp://127.0.0.1:{port}",
-        "replay_endpoint": f"tcp://127.0.0.1:{replay}",
+        "endpoint": events_at,
+        "replay_endpoint": replay_at,
         "topic": "kv@10.0.0.5:8000@tiny",
     }
     events = ("--kv-events-config", json.dumps(config).replace("127.0.0.1", "*"))
 
     def index() -> Indexer:
         indexer = Indexer(16)
-        with Subscriber(config["endpoint"], config["replay_endpoint"]) as subscriber:
+        with Subscriber(events_at, replay_at) as subscriber:
             for topic, payload in subscriber.replayed():
                 indexer.take(topic, payload)
         return indexer
