@@ -170,4 +170,4 @@ TestMaps.settings = settings(_SETTINGS, max_examples=10, stateful_step_count=30)
 TestArrays = ArrayMachine.TestCase
 TestArrays.settings = settings(_SETTINGS, max_examples=5, stateful_step_count=30)
 TestManyMaps = pytest.mark.slow(ManyMapsMachine.TestCase)
-TestManyMaps.settings = settings(_SETTINGS, max_examples=700, stateful_step_count=60)
+TestManyMaps.settings = settings(_SETTINGS, max_examples=1300, stateful_step_count=60)
