@@ -7,6 +7,11 @@ when it has read the answer. A prompt is all that was said before: if it is cach
 Conversations of a group begin with the same system prompt. "in turns" names the replica of each request in the header
 x-data-parallel-rank, one after the other, as a plain load balancer would. Weights are random (--load-format dummy).
 The servers run one after the other, in as many rounds; each round begins with another one.
+
+    python -m benchmarks.replicas --kill 64 --rounds 5
+
+kills (SIGKILL) one of two replicas under so many streams instead, and measures how long its streams take to get their
+error, and how many end as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -31,6 +36,7 @@ from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 
 import httpx
+import psutil
 from tokenizers import Tokenizer, models
 
 _READY_SECONDS = 300
@@ -88,8 +94,8 @@ def write_model(folder: Path, options: argparse.Namespace) -> None:
 
 
 @contextmanager
-def serving(folder: Path, setup: Setup, options: argparse.Namespace) -> Iterator[str]:
-    """The URL of a server with this setup."""
+def serving(folder: Path, setup: Setup, options: argparse.Namespace) -> Iterator[tuple[str, int]]:
+    """The URL of a server with this setup, and its process id."""
     url = f"http://127.0.0.1:{options.port}"
     command = [sys.executable, "-m", "quire", "serve", str(folder), "--port", str(options.port), "--no-access-log"]
     command += ["--load-format", "dummy", "--data-parallel-size", str(setup.replicas), "--engine-process"]
@@ -101,7 +107,7 @@ def serving(folder: Path, setup: Setup, options: argparse.Namespace) -> Iterator
                 if process.poll() is not None or time.monotonic() > end:
                     raise SystemExit(f"the server does not start: {' '.join(command)}")
                 time.sleep(0.1)
-            yield url
+            yield url, process.pid
         finally:
             process.terminate()
             process.wait()
@@ -194,6 +200,55 @@ def _counters(url: str) -> dict[str, dict[str, float]]:
     return values
 
 
+async def _stream(client: httpx.AsyncClient, number: int, begun: asyncio.Semaphore) -> tuple[str, float]:
+    """How a stream ends, and when."""
+    body = {"prompt": f"w{number + 3} w5", "max_tokens": 100, "ignore_eos": True, "stream": True}
+    ended, is_first = "", True
+    async with client.stream("POST", "/v1/completions", json=body) as answer:
+        async for line in answer.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            if is_first:
+                is_first = False
+                begun.release()
+            event = json.loads(line[6:])
+            ended = "error" if "error" in event else event["choices"][0]["finish_reason"] or ended
+            if ended == "error":
+                break
+    return ended, time.monotonic()
+
+
+async def kill_one(url: str, pid: int, count: int) -> dict[str, float]:
+    """Kill the replica that was started last under so many streams."""
+    begun = asyncio.Semaphore(0)
+    async with httpx.AsyncClient(base_url=url, timeout=600, limits=httpx.Limits(max_connections=None)) as client:
+        streams = [asyncio.create_task(_stream(client, number, begun)) for number in range(count)]
+        for _ in range(count):
+            await begun.acquire()
+        children = psutil.Process(pid).children(recursive=True)
+        cores = [child for child in children if any("spawn_main" in word for word in child.cmdline())]
+        killed = time.monotonic()
+        max(cores, key=lambda child: child.create_time()).kill()
+        ends = await asyncio.gather(*streams)
+    errors = [came - killed for kind, came in ends if kind == "error"]
+    whole = sum(kind == "length" for kind, _ in ends)
+    return {"errors": len(errors), "whole_answers": whole, "last_error_seconds": round(max(errors), 4)}
+
+
+def measure_deaths(options: argparse.Namespace) -> None:
+    """Kill a replica in as many rounds, each with a server of its own."""
+    results = []
+    with TemporaryDirectory() as folder:
+        write_model(Path(folder), options)
+        for _ in range(options.rounds):
+            with serving(Path(folder), Setup(2), options) as (url, pid):
+                results.append(asyncio.run(kill_one(url, pid, options.kill)))
+            print(results[-1], flush=True)
+    if options.out:
+        content = {"date": str(date.today()), "streams": options.kill, "rounds": results}
+        options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2, 4], help="numbers of replicas")
@@ -209,7 +264,11 @@ def main() -> None:
     parser.add_argument("--cache", type=int, default=1 << 30, help="bytes of all KV caches of a server together")
     parser.add_argument("--port", type=int, default=9360)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--kill", type=int, metavar="STREAMS", help="kill a replica under so many streams instead")
     options = parser.parse_args()
+    if options.kill:
+        measure_deaths(options)
+        return
     setups = [Setup(size) for size in options.sizes]
     setups += [Setup(size, in_turns=True) for size in options.sizes if size > 1]
     measured: dict[str, list[Measured]] = {setup.name: [] for setup in setups}
@@ -217,7 +276,7 @@ def main() -> None:
         write_model(Path(folder), options)
         for number in range(options.rounds):
             for setup in setups[number % len(setups) :] + setups[: number % len(setups)]:
-                with serving(Path(folder), setup, options) as url:
+                with serving(Path(folder), setup, options) as (url, _):
                     result = asyncio.run(converse(url, setup, options, seed=number))
                 measured[setup.name].append(result)
                 print(f"{setup.name:24} {result}", flush=True)

@@ -220,8 +220,9 @@ class Replicas(Scaling):
         share = self._share(len(places))
         added = [self._start(rank, place, share) for rank, place in enumerate(places, first)]
         try:
-            for running in added:
-                info = await running.client.ready()
+            # None gets requests, which would end with it, before all are loaded.
+            infos = [await running.client.ready() for running in added]
+            for running, info in zip(added, infos, strict=True):
                 if self._new_observer is not None:
                     running.client.observers.add(self._new_observer(running.replica.rank))
                 await self._enter(running, info)

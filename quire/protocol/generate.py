@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal, Self
 import orjson
 from pydantic import BaseModel, Field, model_validator
 
-from quire.protocol.chat import ChatLogprobs
+from quire.protocol.chat import ChatLogprobs, ChatRequest
 from quire.protocol.common import FinishReason, Int64, PromptLogprobs, RequestBody, Usage, field_error, preencoded
+from quire.protocol.completions import CompletionRequest
 from quire.protocol.sampling import (
     Alternatives,
     ChatAndCompletionFields,
@@ -136,6 +137,20 @@ class MediaFeatures(BaseModel):
     mm_placeholders: dict[str, list[MediaPlace]]
 
 
+class _Rendering(BaseModel):
+    """What a request for a rendered prompt has beside the fields of its API."""
+
+    return_token_offsets: bool | None = Field(None, description="return `token_offsets`")
+
+
+class ChatRendering(ChatRequest, _Rendering):
+    """A conversation that is rendered."""
+
+
+class CompletionRendering(CompletionRequest, _Rendering):
+    """Prompts of completions that are tokenized."""
+
+
 class RenderedPrompt(BaseModel):
     """A rendered prompt: without `features` a request for /inference/v1/generate, and the text of the prompt."""
 
@@ -143,6 +158,11 @@ class RenderedPrompt(BaseModel):
     model: str
     token_ids: list[int]
     prompt: str | None
+    token_offsets: list[tuple[int, int]] | None = Field(
+        None,
+        description="with `return_token_offsets`, where the characters of each token begin and end in `prompt`; null: "
+        "the prompt has media, or was token ids, or its tokens are not those of its text",
+    )
     features: MediaFeatures | None = Field(None, description="its media; null: it has none")
     sampling_params: dict[str, Any]
     stream: bool

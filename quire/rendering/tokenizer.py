@@ -97,6 +97,17 @@ class Tokenizer:
         left_out = (start < end and text[start:end] == character for start, end in encoding.offsets)
         return [token for token, leave_out in zip(encoding.ids, left_out, strict=True) if not leave_out]
 
+    def offsets(self, text: str, tokens: Sequence[int]) -> list[tuple[int, int]] | None:
+        """Return where the characters of a text's tokens begin and end; None: the text alone gives other tokens.
+
+        Special tokens that are not in the text have (0, 0).
+        """
+        for add_special_tokens in (False, True):
+            encoding = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+            if encoding.ids == list(tokens):
+                return encoding.offsets
+        return None
+
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of tokens."""
         return self.backend.decode_batch([list(tokens)], skip_special_tokens=skip_special_tokens)[0]

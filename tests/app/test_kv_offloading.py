@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.process import ServerProcess, eventually, failing, serving, tiny_model
+from tests.support.kv_events import Subscriber
+from tests.support.llmd import Indexer
+from tests.support.process import ServerProcess, eventually, failing, free_port, serving, tiny_model
 
 SYSTEM = "You answer in one word. " * 125  # 3,000 tokens of one byte each
 
@@ -95,6 +98,39 @@ def test_the_bound_is_kept_and_a_salt_divides_users(model: Path, tmp_path: Path)
         assert 0 < server.metric("kv_offload_used_bytes") <= 0.001 * 2**30
     with server_of(model, tmp_path) as server:
         assert cached(ask(server, "c", cache_salt="d")) == 0
+
+
+def test_followers_learn_what_is_on_the_disk(model: Path, tmp_path: Path) -> None:
+    """Also of blocks that an earlier process has written, once they were read."""
+    port, replay, tier = free_port(), free_port(), tmp_path / "kv"
+    events_at, replay_at = f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{replay}"
+    config = {
+        "enable_kv_cache_events": True,
+        "endpoint": events_at,
+        "replay_endpoint": replay_at,
+        "topic": "kv@10.0.0.5:8000@tiny",
+    }
+    events = ("--kv-events-config", json.dumps(config).replace("127.0.0.1", "*"))
+
+    def index() -> Indexer:
+        indexer = Indexer(16)
+        with Subscriber(events_at, replay_at) as subscriber:
+            for topic, payload in subscriber.replayed():
+                indexer.take(topic, payload)
+        return indexer
+
+    for _ in range(2):
+        with server_of(model, tier, *events) as server:
+            ask(server, "Why?")
+            eventually(lambda: len(index().second_tier) >= 187)
+            assert index().second_tier == index().present
+    with server_of(model, tier, *events) as server:
+        ask(server, "Why?")
+        assert post(server, "/reset_prefix_cache?reset_external=true").status_code == 200
+        eventually(lambda: not index().present)
+        assert not index().second_tier
+        ask(server, "Why?")
+        eventually(lambda: len(index().second_tier) >= 187)
 
 
 def test_settings_that_cannot_work_are_refused(model: Path, tmp_path: Path) -> None:

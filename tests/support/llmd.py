@@ -113,6 +113,7 @@ class Indexer:
     model: str = ""
     keys: dict[int, list[int]] = field(default_factory=dict)  # by the engine's hash
     present: set[tuple[int, int | None]] = field(default_factory=set)  # key and group
+    second_tier: set[tuple[int, int | None]] = field(default_factory=set)  # like `present`
     kinds: dict[int, str] = field(default_factory=dict)
 
     def take(self, topic: bytes, payload: bytes) -> None:
@@ -126,6 +127,7 @@ class Indexer:
                     self._remove(event)
                 case "AllBlocksCleared":
                     self.present.clear()
+                    self.second_tier.clear()
 
     def _store(self, event: Mapping[str, Any]) -> None:
         group = event["group_idx"]
@@ -134,6 +136,10 @@ class Indexer:
         if group is not None and self.kinds.get(group) not in _INDEXED_KINDS:
             return
         hashes, tokens = list(map(hash_of, event["block_hashes"])), event["token_ids"]
+        if hashes and not tokens:  # blocks that are known are in another tier as well
+            assert event["medium"] != "GPU"
+            self.second_tier |= {(key, group) for block in hashes for key in self.keys.get(block, ())}
+            return
         if len(tokens) != event["block_size"] * len(hashes):
             return
         parent = None
@@ -160,9 +166,10 @@ class Indexer:
         group = event["group_idx"]
         if group is not None and self.kinds.get(group) not in _INDEXED_KINDS:
             return
+        present = self.present if event["medium"] == "GPU" else self.second_tier
         for block in map(hash_of, event["block_hashes"]):
             for key in self.keys.get(block, ()):
-                self.present.discard((key, group))
+                present.discard((key, group))
 
     def matched(self, keys: Iterable[int]) -> int:
         """How many of a request's first blocks the server has."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from quire.protocol.errors import InvalidRequest
 from quire.protocol.generate import MediaFeatures, MediaPlace, RenderedPrompt
 from quire.protocol.structured import MAX_GRAMMAR_LENGTH
 from quire.rendering.prompts import Prompt
+from quire.rendering.tokenizer import Tokenizer
 
 
 def rendered_chat(prepared: PreparedChat) -> RenderedPrompt:
@@ -64,6 +66,14 @@ def rendered(
         cache_salt=request.cache_salt,
         priority=request.priority,
     )
+
+
+async def with_offsets(rendered: RenderedPrompt, tokenizer: Tokenizer) -> RenderedPrompt:
+    """Return a prompt with the offsets of its tokens, where they are known."""
+    if rendered.prompt is None or rendered.features is not None:
+        return rendered
+    offsets = await asyncio.to_thread(tokenizer.offsets, rendered.prompt, rendered.token_ids)
+    return rendered.model_copy(update={"token_offsets": offsets})
 
 
 def _features(items: Sequence[MediaItem]) -> MediaFeatures | None:

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from quire.api.chat.prepare import prepare_chat
-from quire.api.chat.rendered import rendered, rendered_chat
+from quire.api.chat.rendered import rendered, rendered_chat, with_offsets
 from quire.api.completions.prepare import MAX_PROMPT_LOGPROBS, PreparedCompletion, count_sequences, prepare_completion
 from quire.api.http.admission import admit, check_capacity
 from quire.api.http.body import request_of
@@ -27,11 +27,13 @@ from quire.engine.client.sampling_params import PromptTokenIds, SamplingNumbers
 from quire.engine.client.stream import Delta
 from quire.parsing.logprobs import encode_entries
 from quire.protocol import fields
-from quire.protocol.chat import ChatLogprobs, ChatRequest
+from quire.protocol.chat import ChatLogprobs
 from quire.protocol.common import ERRORS, openapi_stream
 from quire.protocol.completions import CompletionRequest
 from quire.protocol.errors import InvalidRequest
 from quire.protocol.generate import (
+    ChatRendering,
+    CompletionRendering,
     RenderedPrompt,
     TokenLogprobsList,
     TokensChoice,
@@ -69,25 +71,29 @@ def router(state: ServerState) -> APIRouter:
         return await respond_unless_disconnected(request, _complete(prepared, body))
 
     @routes.post("/v1/chat/completions/render", responses=ERRORS)
-    async def render_chat(body: ChatRequest, request: Request) -> RenderedPrompt:
+    async def render_chat(body: ChatRendering, request: Request) -> RenderedPrompt:
         """Render and tokenize a conversation without generating anything."""
         model = state.generating_model(body.model)
         response_id = answer_id("chatcmpl", request, body.request_id)
         prepared = await unless_disconnected(request, prepare_chat(body, model, state, response_id))
         fields.ignore(request, prepared.unused_fields)
-        return rendered_chat(prepared)
+        prompt = rendered_chat(prepared)
+        return await with_offsets(prompt, model.renderer.tokenizer) if body.return_token_offsets else prompt
 
     @routes.post("/v1/completions/render", responses=ERRORS)
-    async def render_completion(body: CompletionRequest, request: Request) -> list[RenderedPrompt]:
+    async def render_completion(body: CompletionRendering, request: Request) -> list[RenderedPrompt]:
         """Tokenize prompts without generating anything."""
         model = state.generating_model(body.model)
         check_capacity(model, count_sequences(body, state.limits), "prompt" if isinstance(body.prompt, list) else "n")
         response_id = answer_id("cmpl", request, body.request_id)
         prepared = await unless_disconnected(request, prepare_completion(body, model, state, response_id))
-        return [
+        prompts = [
             rendered(f"{prepared.id}-{index}", model.names[0], body, prompt, prepared.requests[index * prepared.n])
             for index, prompt in enumerate(prepared.prompts)
         ]
+        if body.return_token_offsets:
+            return [await with_offsets(prompt, model.renderer.tokenizer) for prompt in prompts]
+        return prompts
 
     return routes
 

@@ -403,8 +403,10 @@ def _build_decoder(
             warm_up_vision(loaded)
         events = None if streaming is not None else event_publisher(options, plan, config.replica)
         with closing_after_errors(*(() if events is None else (events,))):
-            tier = None if streaming is not None else open_tier(config, loaded, plan, device)
-    observers = () if events is None else (event_recorder(events, plan, config.replica),)
+            tells = events is not None
+            tier = None if streaming is not None else open_tier(config, loaded, plan, device, tells_changes=tells)
+    recorder = None if events is None else event_recorder(events, plan, config.replica)
+    observers = () if recorder is None else (recorder,)
     stages = config.parallel.pipeline_parallel_size
     schedule = partial(_scheduler, options, plan.groups, context_len, num_blocks, stages, observers, tier)
     sleeper = _sleeper(config, loaded, device, channel, source, allocate, schedule, build.executor)
@@ -418,7 +420,7 @@ def _build_decoder(
         kind=kind,
         sleeper=sleeper,
         on_close=_nothing if events is None else events.close,
-        offload=None if tier is None else tier.offload(),
+        offload=None if tier is None else tier.offload(recorder),
         **_operation(config, loaded, device, source, sleeper, ranks),
     )
     cache_bytes = num_blocks * plan.block_bytes + (0 if ranks is None else ranks.cache_bytes)

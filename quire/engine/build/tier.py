@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from quire.config.options import EngineOptions
 from quire.engine.build.cache import CachePlan
 from quire.engine.build.core_config import CoreConfig
-from quire.engine.core.offload import Offload
+from quire.engine.core.offload import Offload, TierObserver
 from quire.engine.execution.devices.device import Device
 from quire.engine.models.checkpoint.packed_cache import key_of
 from quire.engine.models.errors import UnsupportedModel
@@ -38,13 +38,15 @@ class OpenedTier:
     unsaved: UnsavedBlocks
     block_bytes: int
 
-    def offload(self) -> Offload:
-        """Return what copies blocks in the core."""
-        return Offload(self.worker, self.unsaved, self.block_bytes)
+    def offload(self, observer: TierObserver | None) -> Offload:
+        """Return what copies blocks in the core. `observer`: is told what the tier has."""
+        return Offload(self.worker, self.unsaved, self.block_bytes, observer)
 
 
-def open_tier(config: CoreConfig, loaded: LoadedModel, plan: CachePlan, device: Device) -> OpenedTier | None:
-    """Open the tier of a model; None: there is none.
+def open_tier(
+    config: CoreConfig, loaded: LoadedModel, plan: CachePlan, device: Device, *, tells_changes: bool
+) -> OpenedTier | None:
+    """Open the tier of a model; None: there is none. `tells_changes`: somebody wants to know what it has.
 
     Raises:
         UnsupportedModel: its folder cannot be used, or there is no prefix cache.
@@ -64,7 +66,7 @@ def open_tier(config: CoreConfig, loaded: LoadedModel, plan: CachePlan, device: 
     except (OSError, FolderBusy) as error:
         raise UnsupportedModel(f"KV blocks cannot be kept on the disk (--kv-offloading-path): {error}") from error
     logger.info("KV blocks of all models in %s: %.2f of %.2f GiB", folder, tier.nbytes / 2**30, limit / 2**30)
-    worker = TierWorker(tier, plan.block_bytes, _QUEUE)
+    worker = TierWorker(tier, plan.block_bytes, _QUEUE, tells_changes=tells_changes)
     return OpenedTier(worker, UnsavedBlocks(worker), plan.block_bytes)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
+from typing import Protocol
 
 from quire.engine.client.protocol import StepStats
 from quire.engine.execution.cache import KVCache
@@ -11,6 +13,14 @@ from quire.engine.scheduling.plan import StepPlan
 from quire.engine.scheduling.scheduler import Scheduler
 from quire.engine.scheduling.tier_blocks import UnsavedBlocks
 from quire.engine.tiers.worker import TierWorker
+
+
+class TierObserver(Protocol):
+    """Is told which blocks a tier has."""
+
+    def tier_changed(self, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
+        """Note that blocks with these keys can be found in the tier, and that others cannot any more."""
+
 
 logger = logging.getLogger(__name__)
 _PER_STEP = 1 << 20  # bytes that are copied after a step, at least one block
@@ -24,8 +34,11 @@ class Offload:
     unless too many others wait to be written. Nothing waits for the disk but the end of the engine.
     """
 
-    def __init__(self, worker: TierWorker, unsaved: UnsavedBlocks, block_bytes: int) -> None:
-        """`worker`: is closed by `close`."""
+    def __init__(
+        self, worker: TierWorker, unsaved: UnsavedBlocks, block_bytes: int, observer: TierObserver | None = None
+    ) -> None:
+        """`worker`: is closed by `close`. `observer`: None: nobody wants to know what the tier has."""
+        self._observer = observer
         self._worker = worker
         self._unsaved = unsaved
         self._count = max(1, _PER_STEP // block_bytes)
@@ -80,11 +93,13 @@ class Offload:
             scheduler.loads.rule.computed(sum(item.count for item in plan.scheduled if item.count > 1), seconds)
 
     def count(self, stats: StepStats) -> None:
-        """Add what was read and written since the last call to the statistics of a step."""
+        """Add what was read and written since the last call to the statistics of a step, and tell the observer."""
         traffic = self._worker.take_traffic()
         stats.tier_bytes, stats.unwritten_blocks = self._worker.nbytes, self.unwritten
         stats.loaded_bytes, stats.load_seconds = traffic.loaded_bytes, traffic.load_seconds
         stats.stored_bytes, stats.store_seconds = traffic.stored_bytes, traffic.store_seconds
+        if self._observer is not None:
+            self._observer.tier_changed(*self._worker.take_changes())
 
     def clear(self) -> None:
         """Forget all blocks of the tier."""

@@ -17,11 +17,15 @@ Hash = int  # the last 64 bits of a block's hash
 Medium = Literal["GPU", "CPU", "STORAGE"]
 # The first tier of every device, also of CPUs: those who read events value it most, and know no other name of it.
 FIRST_TIER: Medium = "GPU"
+SECOND_TIER: Medium = "STORAGE"  # files
 END_OF_REPLAY = (-1).to_bytes(8, signed=True)
 
 
 class BlockStored(msgspec.Struct, omit_defaults=True, tag=True, kw_only=True):
     """Blocks of a sequence, each of which follows the one before it.
+
+    In a second tier they are blocks whose tokens were told before, when they were in the first one: as in vLLM's events
+    of offloading there are neither tokens nor a parent, and the size is 0.
 
     Attributes:
         parent_block_hash: the block before the first of them; None: there is none.

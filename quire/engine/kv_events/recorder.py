@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from typing_extensions import override
 
 from quire.engine.kv_events.messages import (
     FIRST_TIER,
+    SECOND_TIER,
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
     Event,
     EventBatch,
+    Hash,
     external_hash,
 )
 from quire.engine.scheduling.block_observer import BlockObserver, StoredBlock
 from quire.engine.scheduling.request import BlockHash
+from quire.engine.scheduling.tier_blocks import split_key
 
 LARGEST_BATCH = 16 << 10  # estimated bytes after which a batch is handed over before its step has ended
 _HASH, _TOKEN, _KEY = 9, 5, 16  # most bytes of a hash and of a token in msgpack; those beside the text of an extra key
@@ -107,7 +110,43 @@ class EventRecorder(BlockObserver):
             self._events, self._bytes = [], 0
             self._growing.clear()
 
+    def tier_changed(self, stored: Sequence[BlockHash], removed: Sequence[BlockHash]) -> None:
+        """Note that blocks can be found in the second tier, and that others cannot any more.
+
+        What the first tier has was told in an earlier step: those who follow find the tokens of a block by its hash.
+        """
+        for group, hashes in _by_group(removed).items():
+            self._events.append(BlockRemoved(block_hashes=hashes, medium=SECOND_TIER, group_idx=group))
+            self._count(_HASH * len(hashes))
+        for group, hashes in _by_group(stored).items():
+            kind, window = self._groups[group]
+            self._events.append(
+                BlockStored(
+                    block_hashes=hashes,
+                    parent_block_hash=None,
+                    token_ids=[],
+                    block_size=0,
+                    lora_id=None,
+                    medium=SECOND_TIER,
+                    lora_name=None,
+                    group_idx=group,
+                    kv_cache_spec_kind=kind,
+                    kv_cache_spec_sliding_window=window,
+                )
+            )
+            self._count(_HASH * len(hashes))
+        self.step_ended()
+
     def _count(self, nbytes: int) -> None:
         self._bytes += nbytes
         if self._bytes >= LARGEST_BATCH:
             self.step_ended()
+
+
+def _by_group(keys: Iterable[BlockHash]) -> dict[int, list[Hash]]:
+    """Return the hashes of blocks by their groups, for keys of `group_key`."""
+    hashes: dict[int, list[Hash]] = {}
+    for key in keys:
+        block, group = split_key(key)
+        hashes.setdefault(group, []).append(external_hash(block))
+    return hashes

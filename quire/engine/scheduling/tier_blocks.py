@@ -30,6 +30,12 @@ class BlockTier(Protocol):
     def evict(self, keys: Iterable[BlockHash]) -> None:
         """Forget blocks, which may hold NaN."""
 
+    def in_memory(self, key: BlockHash) -> None:
+        """Note that a block of the tier is in memory, too."""
+
+    def untold(self) -> None:
+        """Note that those who follow the prefix cache have forgotten all."""
+
 
 class UnsavedBlock(NamedTuple):
     """A computed block that a tier lacks."""
@@ -41,6 +47,11 @@ class UnsavedBlock(NamedTuple):
 def group_key(key: BlockHash, group: int) -> BlockHash:
     """Return the key of a group's block with the same tokens."""
     return key + bytes((group,)) if group else key
+
+
+def split_key(key: BlockHash) -> tuple[BlockHash, int]:
+    """Return the hash of a block's tokens and its group; see `group_key`. Hashes have an even number of bytes."""
+    return (key[:-1], key[-1]) if len(key) % 2 else (key, 0)
 
 
 class UnsavedBlocks(BlockObserver):
@@ -57,7 +68,9 @@ class UnsavedBlocks(BlockObserver):
     @override
     def stored(self, block: StoredBlock) -> None:
         key = group_key(block.key, block.group)
-        if not self._tier.has(key):
+        if self._tier.has(key):
+            self._tier.in_memory(key)
+        else:
             self._unsaved[block.block] = key
 
     @override
@@ -74,6 +87,7 @@ class UnsavedBlocks(BlockObserver):
     def cleared(self) -> None:
         self._unsaved.clear()
         self._leaving.clear()
+        self._tier.untold()
 
     def take_leaving(self) -> list[UnsavedBlock]:
         """Return the blocks that the next step may overwrite."""

@@ -86,17 +86,22 @@ class FolderBudget:
         return removed
 
     def remove(self, files: Iterable[Path]) -> None:
-        """Remove files, which may not be there.
+        """Remove files, which may not be there, also while another process holds the lock: the count is too high then.
 
         Raises:
-            FolderBusy: another process holds the lock for too long.
+            OSError: one cannot be removed.
         """
-        with self._locked():
-            for path in files:
-                with suppress(FileNotFoundError):
-                    size = path.stat().st_size
-                    path.unlink()
-                    self._write(max(0, self.nbytes - disk_bytes(size)))
+        paths = list(files)
+        try:
+            with self._locked():
+                for path in paths:
+                    with suppress(FileNotFoundError):
+                        size = path.stat().st_size
+                        path.unlink()
+                        self._write(max(0, self.nbytes - disk_bytes(size)))
+        except FolderBusy:
+            for path in paths:
+                path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the file of the count."""
@@ -107,7 +112,7 @@ class FolderBudget:
         files, removed = list[StoredFile](), list[str]()
         for file in stored_files(self._folder):
             if file.path.endswith(UNFINISHED):
-                os.unlink(file.path)
+                _remove(file.path)
             else:
                 files.append(file)
         taken = sum(file.nbytes for file in files)
@@ -116,7 +121,7 @@ class FolderBudget:
             for file in sorted(files):
                 if taken <= most:
                     break
-                os.unlink(file.path)
+                _remove(file.path)
                 removed.append(file.path)
                 taken -= file.nbytes
         self._write(taken)
@@ -158,6 +163,12 @@ def files_of_model(folder: str) -> Iterator[StoredFile]:
                     with suppress(FileNotFoundError):
                         status = entry.stat(follow_symlinks=False)
                         yield StoredFile(status.st_mtime_ns, disk_bytes(status.st_size), entry.path)
+
+
+def _remove(path: str) -> None:
+    """Remove a file, which another process or an operator may have removed."""
+    with suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def _folders(folder: Path | str) -> list[str]:

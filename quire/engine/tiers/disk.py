@@ -47,6 +47,7 @@ class DiskTier(Tier):
         self._folder.mkdir(exist_ok=True, mode=0o700)
         self._block_bytes = block_bytes
         self._keys: list[set[bytes]] = [set() for _ in range(256)]  # by the first byte
+        self._removed: list[bytes] = []  # that `take_removed` returns
         self._times: dict[str, int] = {}  # when the parts of the folder were read, as they were then
         self._no_writes_before = 0.0
         self._budget = FolderBudget(folder, limit)
@@ -70,10 +71,10 @@ class DiskTier(Tier):
                 return content
             raise DamagedRecord("it has another length")
         except FileNotFoundError:
-            self._keys[key[0]].discard(key)
+            self._lose([key])
         except OSError as error:
             logger.warning("a block of the prefix cache cannot be read: %s", error)
-            self._keys[key[0]].discard(key)
+            self._lose([key])
         except DamagedRecord as error:
             logger.warning("a damaged block of the prefix cache is removed: %s: %s", path, error)
             self.evict([key])
@@ -88,7 +89,8 @@ class DiskTier(Tier):
         if nbytes > self._budget.limit or time.monotonic() < self._no_writes_before:
             return False
         try:
-            if shutil.disk_usage(self._folder).free < nbytes + _LEFT_FREE:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # somebody may have removed the model's
+            if shutil.disk_usage(path.parent).free < nbytes + _LEFT_FREE:
                 raise OSError(f"less than {_LEFT_FREE >> 20} MiB of the disk are free")
             self._forget(self._budget.add(nbytes, lambda: self._write(path, key, data)))
         except (OSError, FolderBusy) as error:
@@ -108,17 +110,18 @@ class DiskTier(Tier):
     @override
     def evict(self, keys: Iterable[bytes]) -> None:
         keys = list(keys)
-        for key in keys:
-            self._keys[key[0]].discard(key)
-        try:
-            self._budget.remove(map(self._path, keys))
-        except (OSError, FolderBusy) as error:
-            logger.warning("blocks of the prefix cache could not be removed: %s", error)
+        self._lose(keys)
+        self._remove(map(self._path, keys))
 
     @override
     def clear(self) -> None:
         self.refresh()
         self.evict(set().union(*self._keys))
+
+    @override
+    def take_removed(self) -> list[bytes]:
+        removed, self._removed = self._removed, []
+        return removed
 
     @override
     def refresh(self) -> None:
@@ -128,11 +131,15 @@ class DiskTier(Tier):
             logger.warning("blocks of the prefix cache cannot be found: %s", error)
             return
         for part in parts:
-            with suppress(FileNotFoundError):
+            try:
                 changed = part.stat().st_mtime_ns
                 if self._times.get(part.name) != changed:
                     self._times[part.name] = changed
                     self._read(part)
+            except FileNotFoundError:
+                self._lose([*self._keys[int(part.name, 16)]])
+            except OSError as error:
+                logger.warning("blocks of the prefix cache cannot be found: %s", error)
 
     @override
     def close(self) -> None:
@@ -152,17 +159,30 @@ class DiskTier(Tier):
                     torn.append(Path(entry.path))
         if torn:
             logger.warning("%d damaged blocks of the prefix cache are removed from %s", len(torn), self._folder)
-            self._budget.remove(torn)
-        self._keys[int(part.name, 16)] = keys
+            self._remove(torn)
+        index = int(part.name, 16)
+        self._lose(self._keys[index] - keys)
+        self._keys[index] = keys
+
+    def _remove(self, files: Iterable[Path]) -> None:
+        try:
+            self._budget.remove(files)
+        except OSError as error:
+            logger.warning("blocks of the prefix cache could not be removed: %s", error)
 
     def _forget(self, files: Iterable[str]) -> None:
         """Note that files were removed, of which others are other models'."""
         for path in map(Path, files):
             if path.parent.parent == self._folder and (key := _key(path.name)) is not None:
-                self._keys[key[0]].discard(key)
+                self._lose([key])
+
+    def _lose(self, keys: Iterable[bytes]) -> None:
+        """Note that blocks are not there any more."""
+        for key in keys:
+            self._keys[key[0]].discard(key)
+            self._removed.append(key)
 
     def _write(self, path: Path, key: bytes, data: Buffer) -> None:
-        path.parent.mkdir(exist_ok=True, mode=0o700)
         unfinished = path.with_suffix(UNFINISHED)
         try:
             write_record(unfinished, key, data)

@@ -36,6 +36,9 @@ class Tier(Protocol):
     def clear(self) -> None:
         """Forget all blocks."""
 
+    def take_removed(self) -> list[bytes]:
+        """Return the keys of blocks that have gone since the last call, whoever has removed them."""
+
     def refresh(self) -> None:
         """Notice what others have done to the store. Called now and then while there is nothing else to do."""
 

@@ -13,10 +13,13 @@ from functools import partial
 from typing_extensions import Buffer
 
 from quire.engine.tiers.tier import Tier
+from quire.engine.tiers.told import TierChanges, ToldBlocks
 
 logger = logging.getLogger(__name__)
 _REFRESH_AFTER = 10.0  # seconds without work
-_MOST_WAITING = 256  # notes of used blocks that wait; a bound, as a disk may not answer for long
+# Bounds of what waits for a disk that may not answer for long:
+_MOST_TOUCHES = 256  # notes of used blocks
+_MOST_EVICTIONS = 1 << 14  # blocks that are to be forgotten; where there are more, all blocks are
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +60,27 @@ class TierWorker:
     What waits to be kept has a bound in bytes, and so has what was loaded and not taken.
     """
 
-    def __init__(self, tier: Tier, block_bytes: int, queue_bytes: int) -> None:
+    def __init__(self, tier: Tier, block_bytes: int, queue_bytes: int, *, tells_changes: bool = False) -> None:
         """Start the thread.
 
         Args:
             tier: closed by `close`.
             block_bytes: bytes of each block.
             queue_bytes: bytes of the blocks that wait to be written, and as many of those that were read.
+            tells_changes: `take_changes` is called regularly; else changes are not collected.
         """
         self._tier = tier
         self._most = max(2, queue_bytes // block_bytes)  # blocks
         self._puts: deque[tuple[bytes, Buffer]] = deque()
         self._loads: deque[_Load] = deque()
-        self._others: deque[Callable[[], None]] = deque()
+        self._touches: deque[Sequence[bytes]] = deque()
+        self._evictions: set[bytes] = set()  # blocks that are to be forgotten, and count as forgotten
+        self._is_clearing = False  # all blocks are to be forgotten, and count as forgotten
         self._loaded: deque[LoadedBlock] = deque()
         self._current: _Load | None = None
         self._traffic = TierTraffic()
+        self._told = ToldBlocks() if tells_changes else None
+        self._nbytes = tier.nbytes
         self._closes_at: float | None = None
         self._is_stopped = False
         self._is_writing = False
@@ -82,8 +90,8 @@ class TierWorker:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that the tier takes."""
-        return self._tier.nbytes
+        """The bytes that the tier takes, as the thread has seen it last: to look may take as long as the disk does."""
+        return self._nbytes
 
     @property
     def room(self) -> int:
@@ -97,7 +105,9 @@ class TierWorker:
 
     def has(self, key: bytes) -> bool:
         """Return whether a block is probably in the tier."""
-        return not self._is_stopped and self._tier.has(key)
+        if self._is_stopped or self._is_clearing or key in self._evictions:
+            return False
+        return self._tier.has(key)
 
     def put(self, key: bytes, data: Buffer) -> bool:
         """Keep a block, which nobody changes afterwards; False: too many wait already, and it is not kept."""
@@ -151,23 +161,52 @@ class TierWorker:
             traffic, self._traffic = self._traffic, TierTraffic()
         return traffic
 
+    def in_memory(self, key: bytes) -> None:
+        """Note that a block of the tier is in memory, too. Whoever follows the prefix cache knows its tokens now."""
+        if self._told is not None:
+            with self._changed:
+                self._told.stored(key)
+
+    def untold(self) -> None:
+        """Note that those who follow the prefix cache have forgotten all."""
+        if self._told is not None:
+            with self._changed:
+                self._told.forget()
+
+    def take_changes(self) -> TierChanges:
+        """Return which blocks were stored and removed since the last call; none if they are not collected."""
+        if self._told is None:
+            return TierChanges([], [])
+        with self._changed:
+            return self._told.take()
+
     def touch(self, keys: Sequence[bytes]) -> None:
         """Note that blocks were used, unless the thread has much to do."""
-        if len(self._others) < _MOST_WAITING:
-            self._do(lambda: self._tier.touch(keys))
+        with self._changed:
+            if len(self._touches) < _MOST_TOUCHES:
+                self._touches.append(keys)
+                self._changed.notify_all()
 
     def evict(self, keys: Iterable[bytes]) -> None:
-        """Forget blocks, those that wait to be kept included."""
-        gone = frozenset(keys)
+        """Forget blocks, those that wait to be kept included. From now on nobody finds them."""
+        evicted = frozenset(keys)
         with self._changed:
-            self._puts = deque(put for put in self._puts if put[0] not in gone)
-        self._do(lambda: self._tier.evict(gone))
+            self._puts = deque(put for put in self._puts if put[0] not in evicted)
+            self._evictions |= evicted
+            if len(self._evictions) > _MOST_EVICTIONS:
+                self._clear()
+            self._changed.notify_all()
 
     def clear(self) -> None:
-        """Forget all blocks."""
+        """Forget all blocks. From now on nobody finds them."""
         with self._changed:
-            self._puts.clear()
-        self._do(self._tier.clear)
+            self._clear()
+            self._changed.notify_all()
+
+    def _clear(self) -> None:
+        self._puts.clear()
+        self._evictions.clear()
+        self._is_clearing = True
 
     def close(self, patience: float) -> None:
         """End the thread once it has kept what waits, or after so many seconds, and close the tier."""
@@ -181,17 +220,16 @@ class TierWorker:
         else:
             self._tier.close()
 
-    def _do(self, action: Callable[[], None]) -> None:
-        with self._changed:
-            self._others.append(action)
-            self._changed.notify_all()
-
     def _run(self) -> None:
         try:
             self._work()
         except Exception:  # the edge of the thread: the engine goes on without the tier
             logger.exception("blocks of the prefix cache are kept in memory alone from now on")
-            self._is_stopped = True
+            with self._changed:
+                self._is_stopped, self._is_writing = True, False
+                self._puts.clear()
+                self._loads.clear()
+                self._changed.notify_all()
 
     def _work(self) -> None:
         while True:
@@ -199,26 +237,50 @@ class TierWorker:
             if action is None:
                 return
             action()
+            self._nbytes, removed = self._tier.nbytes, self._tier.take_removed()
+            if self._told is not None:
+                with self._changed:
+                    for key in removed:
+                        self._told.removed(key)
 
     def _next(self) -> Callable[[], None] | None:
         """Wait for something to do; None: the worker is closed."""
         with self._changed:
             has_work = self._changed.wait_for(self._has_work, timeout=_REFRESH_AFTER)
-            if self._closes_at is not None and (not self._puts or time.monotonic() > self._closes_at):
+            if self._closes_at is not None and (not self._must_finish or time.monotonic() > self._closes_at):
                 return None
             if not has_work:
                 return self._tier.refresh
             if self._loads:
                 self._current = self._loads.popleft()
                 return partial(self._load, self._current)
-            if self._others:
-                return self._others.popleft()
+            if self._is_clearing:
+                return self._clear_tier
+            if self._evictions:
+                return partial(self._evict, frozenset(self._evictions))
+            if self._touches:
+                return partial(self._tier.touch, self._touches.popleft())
             self._is_writing = True
             self._changed.notify_all()  # there is room for a block
             return partial(self._put, *self._puts.popleft())
 
+    @property
+    def _must_finish(self) -> bool:
+        """Whether something waits that is done before the end: what is forgotten must not be there after a restart."""
+        return bool(self._is_clearing or self._evictions or self._puts)
+
     def _has_work(self) -> bool:
-        return bool(self._loads or self._others or self._puts) or self._closes_at is not None
+        return bool(self._loads or self._touches) or self._must_finish or self._closes_at is not None
+
+    def _clear_tier(self) -> None:
+        self._tier.clear()
+        with self._changed:
+            self._is_clearing = False
+
+    def _evict(self, keys: frozenset[bytes]) -> None:
+        self._tier.evict(keys)
+        with self._changed:
+            self._evictions -= keys
 
     def _load(self, load: _Load) -> None:
         for index, key in enumerate(load.keys):
@@ -246,5 +308,7 @@ class TierWorker:
         with self._changed:
             self._is_writing = False
             if is_kept:
+                if self._told is not None:
+                    self._told.stored(key)
                 self._traffic.stored_bytes += memoryview(data).nbytes
                 self._traffic.store_seconds += time.monotonic() - started

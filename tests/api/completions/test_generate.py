@@ -89,6 +89,28 @@ async def test_what_is_rendered_generates_the_same(tmp_path: Path) -> None:
     assert listed[0]["sampling_params"]["seed"] == 5
 
 
+async def test_tokens_have_their_places_in_the_text(tmp_path: Path) -> None:
+    wanted = {"return_token_offsets": True}
+    async with running_server(tmp_path) as server:
+        chat = (await server.post("/v1/chat/completions/render", {**CHAT, **wanted})).json()
+        texts = (await server.post("/v1/completions/render", {"prompt": ["abc", "déf"], **wanted})).json()
+        (tokens,) = (await server.post("/v1/completions/render", {"prompt": TOKENS, **wanted})).json()
+        without = (await server.post("/v1/chat/completions/render", CHAT)).json()
+        elsewhere = await server.post("/v1/chat/completions", {**CHAT, **wanted})
+        again = await server.post(PATH, chat)
+    for rendered in (chat, *texts):
+        offsets = rendered["token_offsets"]
+        assert len(offsets) == len(rendered["token_ids"])
+        places = [place for place in offsets if place[0] < place[1]]
+        assert places == sorted(places)
+        assert places[-1][1] <= len(rendered["prompt"])
+    assert [texts[0]["prompt"][start:end] for start, end in texts[0]["token_offsets"][-3:]] == ["a", "b", "c"]
+    assert tokens["token_offsets"] is without["token_offsets"] is None
+    assert elsewhere.status_code == 400
+    assert "return_token_offsets" in elsewhere.json()["error"]["message"]
+    assert again.status_code == 200
+
+
 async def test_all_apis_render_the_same_conversation_alike(tmp_path: Path) -> None:
     """A router asks each API for the tokens of its requests."""
     bodies = {

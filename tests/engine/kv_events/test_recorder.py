@@ -130,3 +130,25 @@ def test_a_step_without_events_sends_nothing() -> None:
     recorded = Recorded()
     recorded.recorder.step_ended()
     assert recorded.batches == []
+
+
+@pytest.mark.parametrize("encoding", ["map", "array"])
+def test_blocks_of_the_second_tier_have_its_medium_and_no_tokens(encoding: str) -> None:
+    recorded = Recorded()
+    recorded.recorder.tier_changed([KEYS[0], KEYS[1], KEYS[0] + b"\1"], [])
+    recorded.recorder.tier_changed([], [KEYS[1], KEYS[0] + b"\1"])
+    recorded.recorder.tier_changed([], [])
+    stored, removed = (
+        decode_batch(BatchEncoder(encoding).encode(batch))[1]  # type: ignore[arg-type]
+        for batch in recorded.batches
+    )
+    first, second = external_hash(KEYS[0]), external_hash(KEYS[1])
+    assert [(event["type"], event["block_hashes"], event["group_idx"]) for event in [*stored, *removed]] == [
+        ("BlockStored", [first, second], 0),
+        ("BlockStored", [first], 1),
+        ("BlockRemoved", [second], 0),
+        ("BlockRemoved", [first], 1),
+    ]
+    assert {event["medium"] for event in [*stored, *removed]} == {"STORAGE"}
+    assert [(event["token_ids"], event["block_size"]) for event in stored] == [([], 0)] * 2
+    assert [event["kv_cache_spec_kind"] for event in stored] == ["full_attention", "sliding_window"]

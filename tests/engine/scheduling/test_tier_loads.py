@@ -42,6 +42,12 @@ class FakeTier:
     def evict(self, keys: Iterable[BlockHash]) -> None:
         self.keys.difference_update(keys)
 
+    def in_memory(self, key: BlockHash) -> None:
+        pass
+
+    def untold(self) -> None:
+        pass
+
 
 class Clock:
     """Seconds that the test sets."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -166,6 +167,59 @@ def test_a_folder_that_another_process_holds_is_not_waited_for(tmp_path: Path) -
     first, second = FolderBudget(tmp_path, TAKEN), FolderBudget(tmp_path, TAKEN)
     with first._locked(), pytest.raises(FolderBusy):
         second.add(1, lambda: None)
+
+
+def test_blocks_are_forgotten_while_another_process_holds_the_folder(tmp_path: Path) -> None:
+    """The count is too high then, and right again when room is made."""
+    tier, other = open_tier(tmp_path, 4), FolderBudget(tmp_path, 4 * TAKEN)
+    for number in range(3):
+        tier.put(key(number), content(number))
+    path_of(tmp_path, 1).write_bytes(b"torn")
+    with other._locked():
+        tier.evict([key(0)])
+        find_again(tier)
+    assert not tier.has(key(0))
+    assert not tier.has(key(1))
+    assert not list(tmp_path.glob(f"model/*/{key(1).hex()}.kv"))
+    for number in range(3, 6):
+        assert tier.put(key(number), content(number))
+        assert taken(tmp_path) <= tier.nbytes <= 4 * TAKEN
+
+
+def find_again(tier: DiskTier) -> None:
+    """Look at all parts of a tier's folder."""
+    tier._times.clear()
+    tier.refresh()
+
+
+def test_all_blocks_that_have_gone_are_told(tmp_path: Path) -> None:
+    tier, other = open_tier(tmp_path, 10), open_tier(tmp_path, 10)
+    for number in range(6):
+        tier.put(key(number), content(number))
+    assert not tier.take_removed()
+    path_of(tmp_path, 0).write_bytes(b"damaged")
+    tier.get(key(0))
+    tier.evict([key(1)])
+    path_of(tmp_path, 2).unlink()
+    other.refresh()
+    other.evict([key(3)])
+    find_again(tier)
+    assert sorted(tier.take_removed()) == [key(number) for number in range(4)]
+    for number in range(6, 20):
+        tier.put(key(number), content(number))
+    gone = tier.take_removed()
+    assert len(gone) > 5
+    assert not any(map(tier.has, gone))
+
+
+def test_a_folder_that_is_removed_is_made_again(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path, 2)
+    tier.put(key(1), content(1))
+    shutil.rmtree(tmp_path / "model")
+    assert tier.get(key(1)) is None
+    assert tier.put(key(2), content(2))
+    assert tier.put(key(3), content(3))
+    assert tier.get(key(3)) == content(3)
 
 
 _WRITER = """

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -48,11 +49,37 @@ async def on_each(
     return [result for result in ended if not isinstance(result, BaseException)]
 
 
+class Operations:
+    """What is being done with the replicas that run. Another one enters before or afterwards, never meanwhile."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._ended = asyncio.Event()
+
+    @contextmanager
+    def one_more(self) -> Iterator[None]:
+        """A context in which something is being done."""
+        self._count += 1
+        self._ended.clear()
+        try:
+            yield
+        finally:
+            self._count -= 1
+            if not self._count:
+                self._ended.set()
+
+    async def end(self) -> None:
+        """Wait until nothing is being done."""
+        while self._count:
+            await self._ended.wait()
+
+
 class ReplicaSleeping(Sleeping):
     """Put the replicas of a set to sleep and wake them."""
 
-    def __init__(self, replicas: LiveReplicas) -> None:
+    def __init__(self, replicas: LiveReplicas, operations: Operations) -> None:
         self._replicas = replicas
+        self._operations = operations
         self._level: SleepLevel = 1  # of the last sleep
         self._asleep: frozenset[MemoryTag] = frozenset()
 
@@ -63,15 +90,17 @@ class ReplicaSleeping(Sleeping):
 
     @override
     async def sleep(self, level: SleepLevel, *, wait: bool = False) -> None:
-        await on_each(self._replicas.live(), lambda client: client.sleeping.sleep(level, wait=wait))
-        self._level = max(level, self._level) if self._asleep else level
-        self._asleep = _ALL
+        with self._operations.one_more():
+            await on_each(self._replicas.live(), lambda client: client.sleeping.sleep(level, wait=wait))
+            self._level = max(level, self._level) if self._asleep else level
+            self._asleep = _ALL
 
     @override
     async def wake_up(self, tags: Iterable[MemoryTag]) -> None:
         chosen = frozenset(tags)
-        await on_each(self._replicas.live(), lambda client: client.sleeping.wake_up(chosen))
-        self._asleep -= chosen
+        with self._operations.one_more():
+            await on_each(self._replicas.live(), lambda client: client.sleeping.wake_up(chosen))
+            self._asleep -= chosen
 
     async def catch_up(self, client: EngineClient) -> None:
         """Put the client of a new core to sleep if the others sleep."""
@@ -83,8 +112,9 @@ class ReplicaSleeping(Sleeping):
 class ReplicaCommands(Commands):
     """Do what an operator asks for with all replicas of a set."""
 
-    def __init__(self, replicas: LiveReplicas) -> None:
+    def __init__(self, replicas: LiveReplicas, operations: Operations) -> None:
         self._replicas = replicas
+        self._operations = operations
         self._stays_paused = False  # until `resume`
         self._begun: dict[BegunPause, list[BegunPause]] = {}  # those of the replicas, by that of the set
         self._weights: Path | None = None  # the folder of those that have replaced the first ones
@@ -101,15 +131,16 @@ class ReplicaCommands(Commands):
         async def pause(client: EngineClient) -> None:
             pauses.append(await client.commands.pause(mode))
 
-        try:
-            await on_each(self._replicas.live(), pause)
-        except (asyncio.CancelledError, EngineError):
-            for begun in pauses:
-                begun.give_up()
-            raise
-        begun_by_all = BegunPause(self)
-        self._begun[begun_by_all] = pauses
-        return begun_by_all
+        with self._operations.one_more():
+            try:
+                await on_each(self._replicas.live(), pause)
+            except (asyncio.CancelledError, EngineError):
+                for begun in pauses:
+                    begun.give_up()
+                raise
+            begun_by_all = BegunPause(self)
+            self._begun[begun_by_all] = pauses
+            return begun_by_all
 
     def keep(self, begun: BegunPause) -> None:
         """See `BegunPause`."""
@@ -151,10 +182,11 @@ class ReplicaCommands(Commands):
             except (CommandRefused, RequestRefused) as error:
                 refusals[replica] = error
 
-        await asyncio.gather(*map(update, replicas))
-        if len(refusals) == len(replicas):
-            raise next(iter(refusals.values()))
-        self._weights = folder
+        with self._operations.one_more():
+            await asyncio.gather(*map(update, replicas))
+            if len(refusals) == len(replicas):
+                raise next(iter(refusals.values()))
+            self._weights = folder
         for replica, error in refusals.items():  # it is started again with the weights of the others
             replica.client.fail(f"its weights were not replaced as those of other replicas were: {error}")
         for replica in replicas:

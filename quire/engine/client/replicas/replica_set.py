@@ -20,7 +20,7 @@ from quire.engine.client.protocol import MediaItem, StepStats, TokenArray
 from quire.engine.client.records import Observers
 from quire.engine.client.replicas.dispatch import dispatch_cost
 from quire.engine.client.replicas.load import AnswerLength, Work
-from quire.engine.client.replicas.operation import ReplicaCommands, ReplicaSleeping
+from quire.engine.client.replicas.operation import Operations, ReplicaCommands, ReplicaSleeping
 from quire.engine.client.replicas.prefix_index import PromptKeys
 from quire.engine.client.replicas.replica import Replica
 from quire.engine.client.sleep import Sleeping
@@ -50,9 +50,10 @@ class ReplicaSet(Engine):
         self._answers = AnswerLength()
         self._open: dict[str, tuple[Replica, Work]] = {}  # requests whose prompts may be extended
         self._items: dict[str, tuple[Replica, Work]] = {}  # requests of batches
-        self._replica_sleeping = ReplicaSleeping(self)
+        self._operations = Operations()
+        self._replica_sleeping = ReplicaSleeping(self, self._operations)
         self.sleeping: Sleeping = self._replica_sleeping
-        self._replica_commands = ReplicaCommands(self)
+        self._replica_commands = ReplicaCommands(self, self._operations)
         self.commands: Commands = self._replica_commands
 
     @property
@@ -74,6 +75,7 @@ class ReplicaSet(Engine):
         """
         replica.describe(info, has_prefix_cache=self._has_prefix_cache)
         self._keys.block_size = info.block_size
+        await self._operations.end()
         try:
             await self._replica_commands.catch_up(replica.client)
             await self._replica_sleeping.catch_up(replica.client)

@@ -339,6 +339,28 @@ async def test_weights_that_one_replica_refuses_make_it_start_again_and_those_th
         assert commands(again) == [UpdateWeights("/new")]
 
 
+async def test_a_replica_that_enters_while_an_operator_changes_the_others_is_changed_too() -> None:
+    stays, dies = FakeCore(), FakeCore()
+    async with running_set(stays, dies) as replicas:
+        for begin, done in (
+            (replicas.set.commands.update_weights(Path("/new"), "abort"), UpdateWeights("/new")),
+            (replicas.set.commands.pause("keep"), Pause()),
+        ):
+            replica = replicas.set.replicas[1]
+            replica.client.fail("it was killed")
+            stays.deaf.set()
+            operation: asyncio.Task[object] = asyncio.create_task(begin)
+            await asyncio.sleep(0)  # it is under way
+            info = await replicas.restart(replica, again := FakeCore())
+            entering = asyncio.create_task(replicas.set.enter(replica, info))
+            await asyncio.sleep(0)
+            stays.deaf.clear()
+            await operation
+            await entering
+            assert commands(again)[-1] == done
+            assert replica.is_ready
+
+
 async def test_statistics_are_the_sums_of_all_replicas() -> None:
     cores = FakeCore(), FakeCore()
     async with running_set(*cores) as replicas:
