@@ -1,6 +1,6 @@
-// Resizing with AVX2's products of pairs: for each of eight sums, two words times two words. A weight is two digits of 12 bits, each
-// of which has a sum of its own; so the result has the same bits as products of integers. Sums fit into registers, which those of
-// 16 numbers do not: GCC keeps vectors that are wider than a register in memory.
+// Resizing with AVX2's products of pairs: two words times two words are added to each of eight sums. A weight is two digits of 12
+// bits, each of which has a sum of its own; so the result has the same bits as products of integers. Sums fit into registers,
+// which those of 16 numbers do not: GCC keeps vectors that are wider than a register in memory.
 #pragma once
 
 #include <cstdint>
