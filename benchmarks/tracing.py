@@ -297,6 +297,7 @@ def main() -> None:
     parser.add_argument("--input-len", type=int, default=64)
     parser.add_argument("--output-len", type=int, default=32)
     parser.add_argument("--no-memory", action="store_true", help="measure the cost only")
+    parser.add_argument("--no-cost", action="store_true", help="measure the memory only")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--collect", choices=("takes", "refuses", "slow"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -308,7 +309,7 @@ def main() -> None:
         "date": date.today().isoformat(),
         "machine": platform.processor() or platform.machine(),
         **{name: getattr(options, name) for name in ("requests", "concurrency", "rate", "input_len", "output_len")},
-        "cost": compare(options),
+        "cost": {} if options.no_cost else compare(options),
         "memory": {} if options.no_memory else {kind: memory(kind, options) for kind in _KINDS},
     }
     text = json.dumps(report, indent=2)

@@ -50,6 +50,7 @@ ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "qwen3_vl_moe_text": "qwen3vlmoe",
     "qwen3_vl_text": "qwen3vl",
+    "ministral3": "mistral3",
     "smollm3": "smollm3",
     "stablelm": "stablelm",
     "starcoder2": "starcoder2",
@@ -64,6 +65,7 @@ _PAIRS = (
     "granite",
     "granitemoe",
     "llama",
+    "ministral3",
     "mistral",
     "mixtral",
     "smollm3",
@@ -351,10 +353,13 @@ def _scaling(rope: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
         return {".rope.scaling.attn_factor": factor, ".rope.scaling.original_context_length": trained}
     if kind not in ("linear", "yarn"):
         return {}
+    is_ministral = config["model_type"] == "ministral3"
     return {
         ".rope.scaling.type": kind,
         ".rope.scaling.factor": float(rope["factor"]),
         ".rope.scaling.original_context_length": trained,
+        ".rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"] if is_ministral else None,
+        ".attention.temperature_scale": rope.get("llama_4_scaling_beta"),
     }
 
 

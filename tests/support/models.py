@@ -24,6 +24,7 @@ BASE = {
     "eos_token_id": EOS,
 }
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+_EVERY_OTHER = ["sliding_attention", "full_attention"] * 2
 _LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -88,6 +89,11 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-llama3": ("llama", {"rope_parameters": _LLAMA3}),
     "llama-yarn": ("llama", {"rope_parameters": _YARN}),
     "mistral": ("mistral", {"sliding_window": 24}),
+    "ministral": ("ministral", {"head_dim": 32, "sliding_window": 24, "layer_types": _EVERY_OTHER}),
+    "ministral3": (
+        "ministral3",
+        {"rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3}},
+    ),
     "qwen2": ("qwen2", {}),
     "qwen2-windowed": ("qwen2", {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 2}),
     "qwen3": ("qwen3", {"head_dim": 32}),

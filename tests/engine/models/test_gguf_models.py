@@ -66,6 +66,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "olmo2": {},
     "granite": {},
     "granitemoe": {},
+    "ministral3": {},
     "smollm3": {},
     "gpt_oss": {},
     "deepseek_v2": {},
@@ -151,8 +152,6 @@ def test_other_routers_of_deepseek_are_refused(tmp_path: Path, metadata: dict[st
 @pytest.mark.slow
 def test_mistral_small_is_a_llama(tmp_path: Path) -> None:
     check_tokens(*twins(tmp_path, "llama", architecture=MISTRAL3))
-    with pytest.raises(UnsupportedModel, match="Ministral 3, whose attention has a temperature"):
-        twins(tmp_path, "llama", architecture=MISTRAL3, metadata={".attention.temperature_scale": 0.1})
 
 
 def encoder_tokenizer(case: str) -> Callable[[gguf.GGUFWriter], None]:

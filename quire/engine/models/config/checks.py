@@ -17,6 +17,8 @@ from quire.engine.models.specs.decoder import (
     GroupedSigmoidRouter,
     Layer,
     MoE,
+    QKNorm,
+    QueryTemperature,
     SoftmaxRouter,
     StackSpec,
     TransducerSpec,
@@ -145,6 +147,8 @@ def _problems(part: Any) -> Iterator[str]:
             yield f"the number of heads, {heads}, is not a multiple of the {kv_heads} key and value heads"
         case GroupedQueryAttention(window=int(window)) if window < 1:
             yield f"the sliding window is {window}, but must be at least 1"
+        case GroupedQueryAttention(temperature=QueryTemperature(), qk_norm=QKNorm.HEAD):
+            yield "its queries have a temperature, which the norms of its heads would undo"
         case GroupedQueryAttention(softcap=cap) if cap is not None and cap <= 0:
             yield f"the softcap of attention scores is {cap}, but must be above 0"
         case GroupedQueryAttention(rope=Rope(dim=dim), head_dim=head_dim) if dim > head_dim:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from quire.engine.models.config.rope import max_positions, rope_of
+from quire.engine.models.config.rope import max_positions, rope_of, rope_parameters
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.family import Family
 from quire.engine.models.specs.decoder import (
@@ -17,6 +17,7 @@ from quire.engine.models.specs.decoder import (
     GroupedQueryAttention,
     Layer,
     QKNorm,
+    QueryTemperature,
     RMSNormSpec,
 )
 from quire.engine.models.specs.tensor_names import KIND, LAYER, WeightNames
@@ -172,6 +173,24 @@ def mistral(config: Any) -> DecoderSpec:
     return uniform(config, attention(config, window=config.sliding_window))
 
 
+def ministral(config: Any) -> DecoderSpec:
+    """Ministral: a sliding window on some layers."""
+    return decoder(config, [Layer(attn=attn, ffn=mlp(config)) for attn in windowed(config, attention(config))])
+
+
+def ministral3(config: Any) -> DecoderSpec:
+    """Ministral 3: Mistral whose queries grow with their positions."""
+    params = rope_parameters(config)
+    growth, length = params.get("llama_4_scaling_beta"), params.get("original_max_position_embeddings")
+    if not isinstance(growth, int | float) or not isinstance(length, int):
+        raise UnsupportedModel(
+            "rope_parameters of a model of type 'ministral3' need llama_4_scaling_beta, a number, and "
+            "original_max_position_embeddings, an integer"
+        )
+    temperature = QueryTemperature(growth=growth, length=length)
+    return uniform(config, attention(config, window=config.sliding_window, temperature=temperature))
+
+
 def phi3(config: Any) -> DecoderSpec:
     """Phi-3: Mistral with a partial rope. Its checkpoints have fused projections."""
     rope = rope_of(config, head_dim(config), partial=True)
@@ -223,6 +242,8 @@ FAMILIES = (
     Family(name="granite", config_types=("granite",), spec=granite, tensors=LLAMA),
     Family(name="llama", config_types=("llama",), spec=llama, tensors=LLAMA),
     Family(name="mistral", config_types=("mistral",), spec=mistral, tensors=LLAMA),
+    Family(name="ministral", config_types=("ministral",), spec=ministral, tensors=LLAMA),
+    Family(name="ministral3", config_types=("ministral3",), spec=ministral3, tensors=LLAMA),
     Family(name="olmo2", config_types=("olmo2",), spec=olmo2, tensors=LLAMA_OUTPUT_NORMS),
     Family(name="phi3", config_types=("phi3",), spec=phi3, tensors=LLAMA),
     Family(

@@ -52,6 +52,8 @@ class GroupedAttentionLayer(nn.Module):
                 qkv = self._norm_heads(qkv)
             else:
                 norms = QKNormWeights(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps, self.q_norm.offset)
+        if spec.temperature is not None:  # before the rope, which rotates: the results are the same
+            qkv[:, : self.qkv.parts[0]] *= step.query_factors[spec.temperature].to(qkv.dtype)
         rope = None if spec.rope is None else step.ropes[spec.rope]
         if self.alibi is not None and self.alibi.device != qkv.device:
             self.alibi = self.alibi.to(qkv.device)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from quire.engine.models.specs.decoder import QueryTemperature
 from quire.engine.models.specs.rope import DynamicNtk, LongRope, Rope
 from quire.kernels.projected_heads import CosSin
 from quire.kernels.take_rows import take_rows
@@ -49,6 +50,13 @@ class RopeTables:
             rope: CosSin(take_rows(table.cos, positions), take_rows(table.sin, positions), table.interleaved)
             for rope, table in self._tables.items()
         }
+
+
+def query_factors(temperature: QueryTemperature, positions: Tensor) -> Tensor:
+    """(tokens, 1) float32 factors of the queries at positions (tokens,), or (3, tokens), of which the first counts."""
+    first = positions if positions.dim() == 1 else positions[0]
+    growth = torch.log1p((first // temperature.length).float())
+    return (1 + temperature.growth * growth)[:, None]
 
 
 def _at_three(rope: Rope, table: CosSin, positions: Tensor) -> CosSin:

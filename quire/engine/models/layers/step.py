@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from quire.engine.models.layers.inputs import (
     StepStates,
 )
 from quire.engine.models.layers.linear import LoRARows
+from quire.engine.models.specs.decoder import QueryTemperature
 from quire.engine.models.specs.rope import Rope
 from quire.kernels import gpu
 from quire.kernels.lora import sort_rows
@@ -60,6 +61,7 @@ class StepContext:
         states: the states of sequences; None in models without them, also those that encode audio whole.
         chunk_mask: (chunks, positions) bool: the positions that each chunk of a `ChunkedAttention` can attend to exist.
         items: see `ModelInputs`.
+        query_factors: (tokens, 1) factors of the queries of layers that have a temperature.
     """
 
     ropes: dict[Rope, CosSin]
@@ -74,6 +76,7 @@ class StepContext:
     states: StepStates | None = None
     chunk_mask: Tensor | None = None
     items: ItemEmbeddings | None = None
+    query_factors: dict[QueryTemperature, Tensor] = field(default_factory=dict)
 
     def lora_rows(self, *, last_layer: bool) -> LoRARows | None:
         """The rows of the tokens behind a layer's attention that adapters apply to; None: none."""

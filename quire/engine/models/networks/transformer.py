@@ -12,7 +12,7 @@ from quire.engine.models.layers.inputs import ModelInputs, StepAttention, StepCr
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.parallel import VocabParallelEmbedding
 from quire.engine.models.layers.relative_bias import RelativeBiasTable
-from quire.engine.models.layers.rope import RopeTables, rope_switch
+from quire.engine.models.layers.rope import RopeTables, query_factors, rope_switch
 from quire.engine.models.layers.step import StepContext, StepLoRA
 from quire.engine.models.networks.stack import LayerStack
 from quire.engine.models.specs.decoder import DecoderSpec, DisentangledAttention, GroupedQueryAttention, TransformerSpec
@@ -47,6 +47,7 @@ class Transformer(LayerStack):
         self.relative_bias = RelativeBiasTable(biases[0], _grouped(spec)[0].heads) if biases else None
         tables = [layer.attn for layer in spec.layers if isinstance(layer.attn, DisentangledAttention)]
         self.relative_positions = RelativePositions(tables[0], spec) if tables else None
+        self._temperatures = {a.temperature for a in _grouped(spec) if a.temperature is not None}
         self.heads: PoolerHeads | None = None
         self.num_adapters = 0
         self.spec = spec
@@ -87,6 +88,7 @@ class Transformer(LayerStack):
             StepLoRA.of(inputs.lora_ids, self.num_adapters),
             inputs.states,
             items=inputs.items,
+            query_factors={each: query_factors(each, inputs.positions) for each in self._temperatures},
         )
 
     @property

@@ -95,6 +95,7 @@ class GroupedQueryAttention(Attention):
     sinks: bool = False  # a learned logit per head is added to the softmax's denominator
     alibi: tuple[float, ...] | None = None  # slope of each head: its scores lose slope * distance (Press et al. 2021)
     relative_bias: RelativeBias | ClippedBias | None = None
+    temperature: QueryTemperature | None = None
 
     @property
     def cache(self) -> FullCache | WindowCache:
@@ -104,6 +105,16 @@ class GroupedQueryAttention(Attention):
     @override
     def cache_shape(self, alignment: int = 1) -> CacheShape:
         return CacheShape(self.kv_heads, self.head_dim, self.head_dim, alignment=alignment)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryTemperature(SpecPart):
+    """A factor of queries that grows with their position: 1 + growth * log(1 + floor(position / length)) (Llama 4)."""
+
+    positive: ClassVar = ("length",)
+
+    growth: float
+    length: int
 
 
 @dataclass(frozen=True, kw_only=True)

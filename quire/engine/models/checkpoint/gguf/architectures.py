@@ -149,13 +149,16 @@ def _llama(facts: GgufFacts) -> Config:
 
 
 def _mistral3(facts: GgufFacts) -> Config:
-    """Mistral Small 3.1 and its relatives, which are Llamas."""
-    if facts.optional_number(".attention.temperature_scale"):
-        raise UnsupportedModel(
-            f"{facts.file} is a Ministral 3, whose attention has a temperature that grows with positions, which is not "
-            "supported"
-        )
-    return _llama(facts)
+    """Mistral Small 3.1 and its relatives, which are Llamas, and Ministral 3, whose queries grow with positions."""
+    growth = facts.optional_number(".attention.temperature_scale")
+    if not growth:
+        return _llama(facts)
+    check_whole_heads(facts)
+    rope = {**rope_of(facts), "llama_4_scaling_beta": growth}
+    multiplier = facts.optional_number(".rope.scaling.yarn_log_multiplier")
+    if multiplier:
+        rope |= {"mscale": 1.0, "mscale_all_dim": multiplier}
+    return _rms_decoder(facts, "ministral3", "Ministral3", head_dim=facts.head_dim, rope_parameters=rope)
 
 
 def _biases(facts: GgufFacts) -> Config:
