@@ -9,6 +9,6 @@ def resize(
     new_width: int,
     resample: int,
     first: int,
-    dot_products: bool,
+    most_products: int,
     /,
 ) -> None: ...

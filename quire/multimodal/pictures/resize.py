@@ -16,7 +16,7 @@ except ImportError:  # built without a compiler
     _resample = None  # type: ignore[assignment]
 
 compiled = _resample
-dot_products = True  # where the processor has them
+most_products = 4  # that one instruction sums: 4 (AVX-512 VNNI), 2 (AVX2) or 1; fewer where the processor has no such
 
 _COMPILED: Mapping[Filter, int] = {"bilinear": 0, "bicubic": 1, "lanczos": 2}  # by the numbers of `_resample`
 _SMALLEST = 16  # edge that it resizes
@@ -98,4 +98,4 @@ def _resize(pixels: PixelArray, band: PixelArray, height: int, resample: Filter,
     assert compiled is not None
     old_height, old_width, _ = pixels.shape
     kernel = _COMPILED[resample]
-    compiled.resize(pixels, old_height, old_width, band, height, band.shape[1], kernel, first, dot_products)
+    compiled.resize(pixels, old_height, old_width, band, height, band.shape[1], kernel, first, most_products)

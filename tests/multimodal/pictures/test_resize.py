@@ -13,14 +13,14 @@ from quire.multimodal.pictures.resize import resized, resized_bands
 SIZES = ((16, 16), (17, 33), (64, 48), (100, 37), (37, 150), (151, 219), (3, 40))
 
 
-@pytest.fixture(params=["by Pillow", "compiled", "with dot products"])
+@pytest.fixture(params=[0, 1, 2, 4], ids=["by Pillow", "compiled", "pairs", "quads"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ways to resize; on processors without products of bytes the last two are one."""
-    if request.param == "by Pillow":
+    """The ways to resize; on processors that have no instruction for quads or pairs, the last ones are the same."""
+    if not request.param:
         monkeypatch.setattr(resize, "compiled", None)
     elif resize.compiled is None:
         pytest.skip("not compiled")
-    monkeypatch.setattr(resize, "dot_products", request.param == "with dot products")
+    monkeypatch.setattr(resize, "most_products", request.param)
 
 
 @pytest.mark.usefixtures("way")
@@ -83,4 +83,4 @@ def test_no_buffer_is_overrun() -> None:
         ((20, 30), (40, 30), 0, 0),
     ):
         with pytest.raises(ValueError, match="two sizes of 16 pixels or more"):
-            resize.compiled.resize(pixels, *size, np.zeros((rows, 30, 3), np.uint8), *new, 1, first, True)
+            resize.compiled.resize(pixels, *size, np.zeros((rows, 30, 3), np.uint8), *new, 1, first, 4)

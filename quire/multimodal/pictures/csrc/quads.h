@@ -7,6 +7,7 @@
 #include <cstring>
 #include <vector>
 
+#include "vectors.h"
 #include "weights.h"
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
@@ -19,7 +20,7 @@ namespace quads {
 
 constexpr int TAPS = 4;
 constexpr int DIGITS = 3;
-constexpr int64_t VECTOR = 64;
+constexpr int64_t VECTOR = Vectors::ALIGNMENT;
 constexpr int64_t PIXELS = TAPS * COLORS;  // bytes of four pixels
 
 inline bool supported() {
@@ -84,21 +85,6 @@ VNNI_INLINE void mix_rows(const uint8_t *from, int64_t width, int64_t rows, __mm
     _mm512_store_si512(to + 3 * VECTOR, _mm512_unpackhi_epi16(high01, high23));
 }
 
-// Memory for vectors, aligned.
-class Vectors {
-public:
-    Vectors() = default;
-    explicit Vectors(int64_t bytes) : memory_(size_t(bytes + VECTOR)) {}
-
-    uint8_t *data() {
-        auto address = reinterpret_cast<uintptr_t>(memory_.data());
-        return memory_.data() + (VECTOR - int64_t(address % VECTOR)) % VECTOR;
-    }
-
-private:
-    std::vector<uint8_t> memory_;
-};
-
 VNNI_INLINE __mmask64 columns_from(int64_t column, int64_t width) {
     return width - column >= VECTOR ? ~__mmask64(0) : (__mmask64(1) << (width - column)) - 1;
 }
@@ -157,8 +143,10 @@ VNNI_INLINE void mix_pixels(const uint8_t *from, int64_t width, __mmask16 bytes,
     _mm512_store_si512(to + 2 * VECTOR, _mm512_unpacklo_epi64(high01, high23));
 }
 
-// Resizes 16 rows of `before` pixels to vectors of 16 bytes, one of each row. `mixed` has room for three vectors for each four
-// pixels.
+// Bytes of rows of `pixels` pixels, mixed.
+inline int64_t mixed_size(int64_t pixels) { return (pixels + TAPS - 1) / TAPS * COLORS * VECTOR; }
+
+// Resizes 16 rows of `before` pixels to vectors of 16 bytes, one of each row. `mixed` has room for `mixed_size` bytes.
 VNNI inline void resize_rows(const uint8_t *from, uint8_t *to, int64_t before, const GroupedWeights &weights, uint8_t *mixed) {
     int64_t width = before * COLORS;
     for (int64_t start = 0; start < width; start += PIXELS) {

@@ -13,11 +13,13 @@
 #include <new>
 #include <vector>
 
+#include "pairs.h"
 #include "quads.h"
+#include "vectors.h"
 #include "weights.h"
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define FOR_EACH_PROCESSOR __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define FOR_EACH_PROCESSOR __attribute__((target_clones("arch=x86-64-v3", "default")))
 #else
 #define FOR_EACH_PROCESSOR
 #endif
@@ -122,26 +124,39 @@ void write_rows(const uint8_t *vectors, uint8_t *to, int64_t width) {
     }
 }
 
-bool has_dot_products() {
+// How many products one instruction adds to a sum.
+enum Products { SINGLES = 1, PAIRS = 2, QUADS = 4 };
+
+// The most that the processor has, and that are allowed.
+Products supported_products(int most) {
 #ifdef HAS_QUADS
-    return quads::supported();
-#else
-    return false;
+    if (most >= QUADS && quads::supported()) return QUADS;
 #endif
+#ifdef HAS_PAIRS
+    if (most >= PAIRS && pairs::supported()) return PAIRS;
+#endif
+    return SINGLES;
 }
 
-// The weights of whole rows.
+// The weights of whole rows, in the form for the products.
 struct RowWeights {
-    RowWeights(int64_t before, int64_t after, int filter)
-        : before(before), after(after), filter(filter), weights(before, after, filter, 0, after) {
+    RowWeights(int64_t before, int64_t after, int filter, Products products)
+        : before(before), after(after), filter(filter), products(products), weights(before, after, filter, 0, after) {
+#ifdef HAS_PAIRS
+        if (products == PAIRS) paired = pairs::PairedWeights(weights, true);
+#endif
 #ifdef HAS_QUADS
-        grouped = quads::GroupedWeights(weights);
+        if (products == QUADS) grouped = quads::GroupedWeights(weights);
 #endif
     }
 
     int64_t before, after;
     int filter;
+    Products products;
     Weights weights;
+#ifdef HAS_PAIRS
+    pairs::PairedWeights paired;
+#endif
 #ifdef HAS_QUADS
     quads::GroupedWeights grouped;
 #endif
@@ -149,13 +164,14 @@ struct RowWeights {
 
 // Returns weights that a thread has computed, or computes them: bands of a picture, frames of a video and pictures of one size
 // need the same ones, and their sines take longer than the products of a band. A thread keeps the last few, if they are small.
-std::shared_ptr<const RowWeights> row_weights(int64_t before, int64_t after, int filter) {
+std::shared_ptr<const RowWeights> row_weights(int64_t before, int64_t after, int filter, Products products) {
     constexpr size_t KEPT = 4;
     constexpr int64_t SMALL = 1 << 13;  // pixels of a row; their weights take less than 1 MB
     thread_local std::vector<std::shared_ptr<const RowWeights>> kept;
     for (const auto &weights : kept)
-        if (weights->before == before && weights->after == after && weights->filter == filter) return weights;
-    auto weights = std::make_shared<const RowWeights>(before, after, filter);
+        if (weights->before == before && weights->after == after && weights->filter == filter && weights->products == products)
+            return weights;
+    auto weights = std::make_shared<const RowWeights>(before, after, filter, products);
     if (std::max(before, after) <= SMALL) {
         if (kept.size() == KEPT) kept.erase(kept.begin());
         kept.push_back(weights);
@@ -166,12 +182,9 @@ std::shared_ptr<const RowWeights> row_weights(int64_t before, int64_t after, int
 // Resizes rows.
 class Rows {
 public:
-    Rows(int64_t before, int64_t after, int filter, bool dot_products)
-        : before_(before), after_(after), dot_products_(dot_products), weights_(row_weights(before, after, filter)) {
-#ifdef HAS_QUADS
-        mixed_ = quads::Vectors((before + quads::TAPS - 1) / quads::TAPS * COLORS * quads::VECTOR);
-#endif
-        across_.resize(dot_products ? 0 : size_t(before * COLORS * LANES));
+    Rows(int64_t before, int64_t after, int filter, Products products)
+        : before_(before), after_(after), products_(products), weights_(row_weights(before, after, filter, products)) {
+        mixed_ = Vectors(mixed_size());
         vectors_.resize(size_t(after * COLORS * LANES));
     }
 
@@ -185,32 +198,44 @@ public:
     }
 
 private:
+    // Bytes of 16 rows in the form for the products.
+    int64_t mixed_size() const {
+#ifdef HAS_QUADS
+        if (products_ == QUADS) return quads::mixed_size(before_);
+#endif
+#ifdef HAS_PAIRS
+        if (products_ == PAIRS) return pairs::mixed_size(before_);
+#endif
+        return before_ * COLORS * LANES;
+    }
+
     void resize_16(const uint8_t *from) {
 #ifdef HAS_QUADS
-        if (dot_products_) return quads::resize_rows(from, vectors_.data(), before_, weights_->grouped, mixed_.data());
+        if (products_ == QUADS) return quads::resize_rows(from, vectors_.data(), before_, weights_->grouped, mixed_.data());
 #endif
-        resize_rows(from, vectors_.data(), before_, weights_->weights, across_.data());
+#ifdef HAS_PAIRS
+        if (products_ == PAIRS) return pairs::resize_rows(from, vectors_.data(), before_, weights_->paired, mixed_.data());
+#endif
+        resize_rows(from, vectors_.data(), before_, weights_->weights, mixed_.data());
     }
 
     int64_t before_, after_;
-    bool dot_products_;
+    Products products_;
     std::shared_ptr<const RowWeights> weights_;
-    std::vector<uint8_t> across_, vectors_;
-#ifdef HAS_QUADS
-    quads::Vectors mixed_;
-#endif
+    std::vector<uint8_t> vectors_;
+    Vectors mixed_;
 };
 
 // How pictures are resized.
 struct Resizing {
     int64_t height, width, new_height, new_width;
     int filter;
-    bool dot_products;
+    Products products;
 
     // Makes the rows from `first` on of the resized picture.
     void make_rows(const uint8_t *from, uint8_t *to, int64_t first, int64_t number) const {
         constexpr int64_t BAND = 128;
-        Rows across(width, new_width, filter, dot_products);
+        Rows across(width, new_width, filter, products);
         if (height == new_height) return across.resize(from, to, height);
         std::vector<uint8_t> wide;
         for (int64_t start = first; start < first + number; start += BAND) {
@@ -231,8 +256,11 @@ struct Resizing {
     // Resizes `rows` rows, which have the new width, to those of the weights.
     void resize_all_columns(const uint8_t *from, uint8_t *to, int64_t rows, const Weights &weights) const {
 #ifdef HAS_QUADS
-        if (dot_products)
+        if (products == QUADS)
             return quads::resize_columns(from, to, new_width * COLORS, rows, quads::GroupedWeights(weights));
+#endif
+#ifdef HAS_PAIRS
+        if (products == PAIRS) return pairs::resize_columns(from, to, new_width * COLORS, weights);
 #endif
         resize_columns(from, to, new_width * COLORS, weights);
     }
@@ -241,9 +269,9 @@ struct Resizing {
 PyObject *resize(PyObject *, PyObject *arguments) {
     Py_buffer from, to;
     Py_ssize_t height, width, new_height, new_width, first;
-    int filter, may_use_dot_products;
-    if (!PyArg_ParseTuple(arguments, "y*nnw*nninp", &from, &height, &width, &to, &new_height, &new_width, &filter, &first,
-                          &may_use_dot_products))
+    int filter, most_products;
+    if (!PyArg_ParseTuple(arguments, "y*nnw*nnini", &from, &height, &width, &to, &new_height, &new_width, &filter, &first,
+                          &most_products))
         return nullptr;
     constexpr Py_ssize_t LARGEST = 1 << 20;
     bool valid = std::min({height, width, new_height, new_width}) >= LANES &&
@@ -255,7 +283,7 @@ PyObject *resize(PyObject *, PyObject *arguments) {
     if (valid) {
         Py_BEGIN_ALLOW_THREADS;
         try {
-            Resizing resizing{height, width, new_height, new_width, filter, may_use_dot_products && has_dot_products()};
+            Resizing resizing{height, width, new_height, new_width, filter, supported_products(most_products)};
             resizing.make_rows(static_cast<const uint8_t *>(from.buf), static_cast<uint8_t *>(to.buf), first, rows);
         } catch (const std::bad_alloc &) {
             has_memory = false;
