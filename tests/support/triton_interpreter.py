@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,8 @@ def prepare() -> None:
     _separate_rows()
     _replace_language_once()
     _cache_numpy_types()
+    _share_shapes()
+    _call_builtins_directly()
     # Each sum and product of integers is computed a second time in 64 bits.
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)
@@ -52,11 +55,12 @@ def _separate_rows() -> None:
 
 def _replace_language_once() -> None:
     """Replace functions of the language when a kernel starts; Triton repeats it whenever a kernel calls a function."""
-    original = interpreter._patch_lang
+    original, modules_of = interpreter._patch_lang, dict[Any, list[Any]]()
 
     def patch(function: Any) -> Any:
-        modules = [value for value in function.__globals__.values() if value is tl or value is tl.core]
-        if any(tl.core.is_builtin(module.add) for module in modules):
+        if function not in modules_of:
+            modules_of[function] = [value for value in function.__globals__.values() if value is tl or value is tl.core]
+        if any(tl.core.is_builtin(module.add) for module in modules_of[function]):
             return original(function)
         return interpreter._LangPatchScope()  # has nothing to restore
 
@@ -74,3 +78,60 @@ def _cache_numpy_types() -> None:
         return types[name]
 
     interpreter._get_np_dtype = numpy_type
+
+
+def _share_shapes() -> None:
+    """Make the objects of a shape once; Triton makes them, and a text of all their types, for each result.
+
+    The type of a tuple, which is little more than that text, is made when it is asked for.
+    """
+    shapes = dict[tuple[int, ...], tuple[Any, int, str]]()
+    tensor_shapes = dict[tuple[int, ...], tuple[Any, Any]]()
+
+    def start_tuple(self: Any, values: Any, type: Any = None) -> None:
+        self.values = list(values)
+        if type is not None:
+            self.type = type if isinstance(type, tl.core.tuple_type) else tl.core.tuple_type(type)
+
+    def tuple_type(self: Any) -> Any:
+        if "_type" not in self.__dict__:
+            self._type = tl.core._type_for_tuple_values(self.values)
+        return self._type
+
+    def start_block_type(self: Any, element_type: Any, shape: Any) -> None:
+        sizes = tuple(size.value if isinstance(size, tl.constexpr) else size for size in shape)
+        if sizes not in shapes:
+            original(self, element_type, shape)
+            shapes[sizes] = self.shape, self.numel, str(self.shape)
+        self.element_ty = element_type
+        self.shape, self.numel, text = shapes[sizes]
+        self.name = f"<{text}, {element_type}>"
+
+    def start_tensor(self: Any, handle: Any, type: Any) -> None:
+        sizes = tuple(type.shape.values) if type.is_block() else ()
+        if sizes not in tensor_shapes:
+            tensor_shapes[sizes] = tl.constexpr(math.prod(sizes)), tl.tuple([tl.constexpr(size) for size in sizes])
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.numel, self.shape = tensor_shapes[sizes]
+
+    original = tl.block_type.__init__
+    tl.tuple.__init__ = start_tuple
+    tl.tuple.type = property(tuple_type, lambda self, type: self.__dict__.update(_type=type))
+    tl.block_type.__init__ = start_block_type
+    tl.tensor.__init__ = start_tensor
+
+
+def _call_builtins_directly() -> None:
+    """Call a function of the language without a copy of its keyword arguments, and without a check of one of them."""
+
+    def patch(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        semantic = interpreter.interpreter_semantic
+        function = getattr(member, "__wrapped__", member)  # methods of tensors are not wrapped
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            options["_semantic"] = semantic
+            return function(*arguments, **options)
+
+        scope.set_attr(owner, name, call)
+
+    interpreter._patch_attr = patch
