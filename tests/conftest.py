@@ -61,6 +61,16 @@ def preloaded_workers() -> Iterator[Any]:
         yield create
 
 
+@pytest.fixture(autouse=True, scope="session")
+def shared_routes() -> Iterator[None]:
+    """Servers in the process of the tests share FastAPI's descriptions of their routes."""
+    from tests.support.shared_routes import share
+
+    with pytest.MonkeyPatch.context() as patch:
+        share(patch)
+        yield
+
+
 @pytest.fixture
 def started_workers(preloaded_workers: Any) -> Iterator[None]:
     """Worker processes start as those of servers do."""

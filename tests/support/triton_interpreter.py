@@ -88,10 +88,10 @@ def _share_shapes() -> None:
     shapes = dict[tuple[int, ...], tuple[Any, int, str]]()
     tensor_shapes = dict[tuple[int, ...], tuple[Any, Any]]()
 
-    def start_tuple(self: Any, values: Any, type: Any = None) -> None:
+    def start_tuple(self: Any, values: Any, kind: Any = None) -> None:
         self.values = list(values)
-        if type is not None:
-            self.type = type if isinstance(type, tl.core.tuple_type) else tl.core.tuple_type(type)
+        if kind is not None:
+            self.type = kind if isinstance(kind, tl.core.tuple_type) else tl.core.tuple_type(kind)
 
     def tuple_type(self: Any) -> Any:
         if "_type" not in self.__dict__:
@@ -107,16 +107,16 @@ def _share_shapes() -> None:
         self.shape, self.numel, text = shapes[sizes]
         self.name = f"<{text}, {element_type}>"
 
-    def start_tensor(self: Any, handle: Any, type: Any) -> None:
-        sizes = tuple(type.shape.values) if type.is_block() else ()
+    def start_tensor(self: Any, handle: Any, kind: Any) -> None:
+        sizes = tuple(kind.shape.values) if kind.is_block() else ()
         if sizes not in tensor_shapes:
             tensor_shapes[sizes] = tl.constexpr(math.prod(sizes)), tl.tuple([tl.constexpr(size) for size in sizes])
-        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.handle, self.type, self.dtype = handle, kind, kind.scalar
         self.numel, self.shape = tensor_shapes[sizes]
 
     original = tl.block_type.__init__
     tl.tuple.__init__ = start_tuple
-    tl.tuple.type = property(tuple_type, lambda self, type: self.__dict__.update(_type=type))
+    tl.tuple.type = property(tuple_type, lambda self, kind: self.__dict__.update(_type=kind))
     tl.block_type.__init__ = start_block_type
     tl.tensor.__init__ = start_tensor
 
