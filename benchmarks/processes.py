@@ -11,6 +11,13 @@ from pathlib import Path
 from typing import Self
 
 _STOP_SECONDS = 20
+# It reads a line if the server has been stopped, and the end of the file if the process that wrote to it has died.
+_STOP_ORPHAN = """
+read -r stopped && exit
+kill -s TERM -- "-$1"
+for second in $(seq "$2"); do kill -s 0 -- "-$1" || exit; sleep 1; done
+kill -s KILL -- "-$1"
+"""
 _SESSION, _USER, _SYSTEM = 3, 11, 12  # fields of /proc/PID/stat behind the name; see proc(5)
 
 
@@ -33,7 +40,11 @@ def busy_seconds() -> float:
 
 
 class Server:
-    """A server that runs a command, in a process session of its own."""
+    """A server that runs a command, in a process session of its own.
+
+    It ends with this process, also if that is killed: else it would answer the next benchmark on its port. A shell
+    waits for that, as the kernel's own signal would not reach the children, and exists on Linux only.
+    """
 
     def __init__(self, command: str, port: int, log: Path, **values: object) -> None:
         """Start it. `values`: of placeholders such as {model} in the command, beside {port}."""
@@ -43,6 +54,13 @@ class Server:
         self._log = log
         with log.open("ab") as file:
             self._process = subprocess.Popen(shlex.split(command), stdout=file, stderr=file, start_new_session=True)
+        self._watcher = subprocess.Popen(
+            ["sh", "-c", _STOP_ORPHAN, "sh", str(self._process.pid), str(_STOP_SECONDS)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # what stops this process by its group leaves the shell alone
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -53,6 +71,7 @@ class Server:
                 os.killpg(self._process.pid, number)
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_STOP_SECONDS)
+        self._watcher.communicate(b"stopped\n")
 
     def check_running(self) -> None:
         """Raise RuntimeError if it has ended."""

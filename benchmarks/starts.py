@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from pathlib import Path
 from statistics import median
 
@@ -50,13 +51,16 @@ def _ratio(old: list[dict[str, float]], new: list[dict[str, float]], figure: str
 
 
 def _parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").partition("\n")[0], epilog="What follows -- goes to both servers."
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("builds", nargs=2, metavar="NAME=PATH")
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("flags", nargs="*", help="of both servers, after --")
-    return parser.parse_args()
+    words = sys.argv[1:]
+    end = words.index("--") if "--" in words else len(words)  # argparse refuses what follows options and `--`
+    return parser.parse_args(words[:end], argparse.Namespace(flags=words[end + 1 :]))
 
 
 if __name__ == "__main__":

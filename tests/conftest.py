@@ -7,6 +7,7 @@ import glob
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -59,6 +60,16 @@ def preloaded_workers() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process, "_create", start_worker)
         yield create
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """PyTorch and the kernels compute with one thread: several wait for each other longer than tiny models take.
+
+    The tests of the kernels use two, and tests whose subject is the number set it.
+    """
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.fixture(autouse=True, scope="session")
