@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from itertools import islice
 
 import numpy as np
 
@@ -22,6 +23,12 @@ _FLV_HEADER, _FLV_LENGTH = 11, 4  # bytes
 _FLV_TYPE, _FLV_VIDEO = 0x1F, 9
 # MPEG-TS: packets of equal size. A mark is in the first one of each frame.
 _TS_PACKET, _TS_SYNC, _TS_FIRST, _TS_ID = 188, 0x47, 0x40, 0x1F
+# MP4: a box has a size, which includes both, and a name. Each fragment (moof) has a part for each track (traf), which
+# names the track (tfhd) and has runs of samples (trun).
+_BOX_HEADER, _LONG_BOX_HEADER = 8, 16  # bytes
+_LONG_SIZE, _UNTIL_THE_END = 1, 0
+_FRAGMENT, _TRACK_OF_FRAGMENT, _TRACK_HEADER, _RUN = b"moof", b"traf", b"tfhd", b"trun"
+_WORD = 4  # bytes: a version with flags, or a number behind it
 _ELEMENTS = 4  # that are read for each frame that is enough: those of sound, too
 
 
@@ -109,4 +116,47 @@ def _mpegts(content: bytes, stream: int, enough: int) -> int:
     return int(np.count_nonzero(has_sync & is_of_stream & (marks & _TS_FIRST > 0)))
 
 
-_FORMATS: Mapping[str, Callable[[bytes, int, int], int]] = {"matroska": _matroska, "flv": _flv, "mpegts": _mpegts}
+def fragments_at_least(content: bytes, demuxer: str, enough: int) -> int:
+    """How many fragments a file has at least; counting may end at `enough`. Formats but MP4 have none."""
+    if demuxer != "mov":
+        return 0
+    boxes = islice(_boxes(content, frozenset()), _ELEMENTS * enough)
+    return sum(1 for _ in islice((name for name, _ in boxes if name == _FRAGMENT), enough))
+
+
+def _mov(content: bytes, stream: int, enough: int) -> int:
+    """Samples of the stream in fragments; those of other files are in the header, which FFmpeg reads."""
+    count, is_of_stream = 0, False
+    for name, start in islice(_boxes(content, frozenset({_FRAGMENT, _TRACK_OF_FRAGMENT})), _ELEMENTS * enough):
+        number = int.from_bytes(content[start + _WORD : start + 2 * _WORD])
+        if name == _TRACK_HEADER:
+            is_of_stream = number == stream
+        elif name == _RUN and is_of_stream:
+            count += number
+            if count >= enough:
+                return enough
+    return count
+
+
+def _boxes(content: bytes, masters: frozenset[bytes]) -> Iterator[tuple[bytes, int]]:
+    """The names of the boxes of an MP4 file, and where their contents start; also of boxes in `masters`."""
+    position = 0
+    while position + _BOX_HEADER <= len(content):
+        size = int.from_bytes(content[position : position + _WORD])
+        name = content[position + _WORD : position + _BOX_HEADER]
+        header = _BOX_HEADER
+        if size == _LONG_SIZE:
+            header = _LONG_BOX_HEADER
+            size = int.from_bytes(content[position + _BOX_HEADER : position + header])
+        yield name, position + header
+        if size == _UNTIL_THE_END or size < header:
+            return
+        position += header if name in masters else size
+
+
+_FORMATS: Mapping[str, Callable[[bytes, int, int], int]] = {
+    "matroska": _matroska,
+    "flv": _flv,
+    "mpegts": _mpegts,
+    "mov": _mov,
+}

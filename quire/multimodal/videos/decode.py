@@ -23,7 +23,7 @@ from quire.multimodal.pictures.decode import PARAM, PictureError, decoded
 from quire.multimodal.pictures.decode import inspect as inspect_picture
 from quire.multimodal.pictures.limits import PictureLimits
 from quire.multimodal.pictures.pixels import picture_pixels
-from quire.multimodal.videos.counting import frames_at_least
+from quire.multimodal.videos.counting import fragments_at_least, frames_at_least
 from quire.multimodal.videos.formats import NAMES, recognize, unpacked
 from quire.multimodal.videos.layout import VideoHeader, video_layout
 from quire.multimodal.videos.limits import VideoLimits
@@ -44,6 +44,9 @@ _ALIGNED = 1 << 20  # pixels that decoders may add to a frame
 # A video may take as long as it takes to decode so many pixels. To turn and to resize one takes as long as to decode
 # several, and a frame takes as long as one of so many pixels at least.
 _MOST_DECODED = 12 << 30
+# Of an MP4 file, for each of which FFmpeg looks at all: 40,000 take it a second, 160,000 ten. They are 22 minutes of
+# fragments of one frame; recorders write seconds into each.
+_MOST_FRAGMENTS = 40_000
 _RESIZING_COST = 4
 _SMALLEST_FRAME = 1 << 14
 _SEEKABLE = frozenset({"mov", "matroska"})  # demuxers that find a packet by its time
@@ -172,6 +175,10 @@ def _of_file(job: InspectVideo, limits: VideoLimits) -> VideoHeader:
     demuxer = recognize(job.content)
     if demuxer is None:
         raise VideoError(f"The file is not a video of a supported format: {NAMES}.")
+    if fragments_at_least(job.content, demuxer, _MOST_FRAGMENTS + 1) > _MOST_FRAGMENTS:
+        raise VideoError(
+            f"The video has more than {_MOST_FRAGMENTS} fragments. Send it with longer ones, or not fragmented."
+        )
     with _opened(job.content, demuxer, limits.pixels) as (container, stream):
         _check_pixels(stream.codec_context.height, stream.codec_context.width, limits)
         announced = max(stream.frames, frames_at_least(job.content, demuxer, stream.id, _MOST_FRAMES + 1))

@@ -27,6 +27,13 @@ COUNTED: dict[str, tuple[str, dict[str, Any]]] = {
     "mpegts": ("mpegts", FORMATS["mpegts"]),
     "mpegts with sound": ("mpegts", {**FORMATS["mpegts"], "sound": 1.0}),
 }
+MOVFLAGS = "frag_every_frame+empty_moov+default_base_moof"
+FRAGMENTED: dict[str, dict[str, Any]] = {
+    "one frame each": {"options": {"movflags": MOVFLAGS}},
+    "one frame each, with sound": {"options": {"movflags": MOVFLAGS}, "sound": 1.0},
+    "several frames each": FORMATS["fragmented"],
+}
+COUNTED |= {f"mp4, {name}": ("mov", options) for name, options in FRAGMENTED.items()}
 PACKET_ID = 0x100  # FFmpeg's first one in MPEG-TS
 
 
@@ -38,9 +45,11 @@ def file_of(name: str) -> bytes:
 @pytest.mark.parametrize("name", COUNTED)
 def test_frames_of_the_video_alone_count(name: str) -> None:
     demuxer, content = COUNTED[name][0], file_of(name)
-    assert frames_at_least(content, demuxer, PACKET_ID, 1000) == FRAMES
-    assert frames_at_least(content, demuxer, PACKET_ID, FRAMES) == FRAMES
-    assert 0 < frames_at_least(content[: len(content) * 3 // 4], demuxer, PACKET_ID, 1000) < FRAMES
+    stream = 1 if demuxer == "mov" else PACKET_ID
+    assert frames_at_least(content, demuxer, stream, 1000) == FRAMES
+    assert frames_at_least(content, demuxer, stream, 4 * FRAMES) == FRAMES  # of MP4, four boxes are read for each
+    assert frames_at_least(content, demuxer, stream, FRAMES // 2) <= FRAMES // 2
+    assert 0 < frames_at_least(content[: len(content) // 2], demuxer, stream, 1000) < FRAMES
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -60,6 +69,23 @@ def test_frames_that_only_packets_show_are_counted_as_well(monkeypatch: pytest.M
         inspect(InspectVideo(video_file(FRAMES, **FORMATS["vp8"]), watching()), LIMITS)
 
 
+def test_too_many_fragments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = InspectVideo(file_of("mp4, one frame each"), watching())
+    monkeypatch.setattr(decode, "_MOST_FRAGMENTS", FRAMES)
+    assert inspect(job, LIMITS).frames == FRAMES
+    monkeypatch.setattr(decode, "_MOST_FRAGMENTS", FRAMES - 1)
+    with pytest.raises(VideoError, match=f"more than {FRAMES - 1} fragments.*longer ones, or not fragmented"):
+        inspect(job, LIMITS)
+    assert inspect(InspectVideo(file_of("mp4, several frames each"), watching()), LIMITS).frames == FRAMES
+
+
+def test_boxes_of_64_bits_and_without_an_end_are_counted() -> None:
+    content = file_of("mp4, one frame each")
+    long = (1).to_bytes(4) + b"free" + (20).to_bytes(8) + b"long"
+    assert frames_at_least(content[:28] + long + content[28:], "mov", 1, 1000) == FRAMES
+    assert frames_at_least(content + bytes(4) + b"mdat" + content, "mov", 1, 1000) == FRAMES
+
+
 @given(data=st.data(), name=st.sampled_from(sorted(COUNTED)))
 @settings(deadline=None, max_examples=200)
 def test_files_that_are_damaged_are_counted_to_some_end(data: st.DataObject, name: str) -> None:
@@ -67,4 +93,5 @@ def test_files_that_are_damaged_are_counted_to_some_end(data: st.DataObject, nam
     content = bytearray(file_of(name))
     for place in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=20)):
         content[place] = data.draw(st.sampled_from([0, 1, 0x80, 0xA0, 0xA3, 0xFF]))
-    assert frames_at_least(bytes(content), demuxer, PACKET_ID, 1000) <= 1000
+    stream = 1 if demuxer == "mov" else PACKET_ID
+    assert frames_at_least(bytes(content), demuxer, stream, 1000) <= 1000
