@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 from benchmarks.processes import Server
 server = Server(sys.argv[1], 1, Path(sys.argv[2]))
+print("started", flush=True)
 sys.stdin.read()
 """
 
@@ -37,9 +38,12 @@ def command_of(pipe: Path) -> str:
 
 def test_a_server_ends_with_a_benchmark_that_is_killed(pipe: Path, tmp_path: Path) -> None:
     arguments = [command_of(pipe), str(tmp_path / "log")]
-    benchmark = subprocess.Popen([sys.executable, "-c", BENCHMARK, *arguments], stdin=subprocess.PIPE)
+    command = [sys.executable, "-c", BENCHMARK, *arguments]
+    benchmark = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with benchmark, pipe.open() as output:
         assert output.readline() == "started\n"
+        assert benchmark.stdout is not None
+        assert benchmark.stdout.readline() == b"started\n"
         benchmark.kill()
         assert output.read() == ""  # once no process has it open
 

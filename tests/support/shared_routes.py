@@ -25,6 +25,10 @@ def share(patch: pytest.MonkeyPatch) -> None:
         route: Any, path: str, endpoint: Callable[..., Any], *, dependency_overrides_provider: Any, **options: Any
     ) -> None:
         function = inspect.unwrap(endpoint)
+        if not all(isinstance(annotation, str) for annotation in function.__annotations__.values()):
+            # The server's state has made one, as for /invocations.
+            describe(route, path, endpoint, dependency_overrides_provider=dependency_overrides_provider, **options)
+            return
         signature = (function.__defaults__, function.__kwdefaults__, options)
         alike = known[type(route), path, function.__code__]
         for other_signature, description in alike:
