@@ -21,13 +21,13 @@ _TIMEOUT = 900.0  # the first start of a large file packs its weights
 
 def main() -> None:
     """Measure and write the results."""
-    options, flags = _parsed()
+    options = _parsed()
     builds = dict(build.split("=", 1) for build in options.builds)
     rows: dict[str, list[dict[str, float]]] = {name: [] for name in builds}
     for number in range(options.runs + 1):
         for name, checkout in builds.items():
             environment = {**os.environ, "PYTHONPATH": checkout, "HF_HUB_OFFLINE": "1"}
-            row = timed_start([str(options.model), *flags], _TIMEOUT, cwd=checkout, env=environment)
+            row = timed_start([str(options.model), *options.flags], _TIMEOUT, cwd=checkout, env=environment)
             if number:
                 rows[name].append(row)
     old, new = rows
@@ -49,15 +49,14 @@ def _ratio(old: list[dict[str, float]], new: list[dict[str, float]], figure: str
     return median(after[figure] / before[figure] for before, after in zip(old, new, strict=True))
 
 
-def _parsed() -> tuple[argparse.Namespace, list[str]]:
+def _parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("builds", nargs=2, metavar="NAME=PATH")
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("flags", nargs="*", help="of both servers, after --")
-    options = parser.parse_args()
-    return options, options.flags
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

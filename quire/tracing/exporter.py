@@ -115,9 +115,8 @@ def main() -> None:
     os.nice(_NICE)
     if hasattr(os, "sched_setscheduler"):  # not on macOS
         with suppress(OSError):  # some sandboxes do not allow it
-            os.sched_setscheduler(
-                0, os.SCHED_BATCH, os.sched_param(0)
-            )  # it does not interrupt the engine when it wakes
+            # It does not interrupt the engine when it wakes.
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     connection = Connection(os.dup(0))
     settings = msgspec.msgpack.decode(connection.recv_bytes(), type=TraceSettings)
     batches = msgspec.msgpack.Decoder(list[SpanTree | RequestTrace])

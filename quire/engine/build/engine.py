@@ -403,8 +403,8 @@ def _build_decoder(
             warm_up_vision(loaded)
         events = None if streaming is not None else event_publisher(options, plan, config.replica)
         with closing_after_errors(*(() if events is None else (events,))):
-            tells = events is not None
-            tier = None if streaming is not None else open_tier(config, loaded, plan, device, tells_changes=tells)
+            publishes = events is not None
+            tier = None if streaming is not None else open_tier(config, loaded, plan, device, tracks_changes=publishes)
     recorder = None if events is None else event_recorder(events, plan, config.replica)
     observers = () if recorder is None else (recorder,)
     stages = config.parallel.pipeline_parallel_size

@@ -44,9 +44,9 @@ class OpenedTier:
 
 
 def open_tier(
-    config: CoreConfig, loaded: LoadedModel, plan: CachePlan, device: Device, *, tells_changes: bool
+    config: CoreConfig, loaded: LoadedModel, plan: CachePlan, device: Device, *, tracks_changes: bool
 ) -> OpenedTier | None:
-    """Open the tier of a model; None: there is none. `tells_changes`: somebody wants to know what it has.
+    """Open the tier of a model; None: there is none. `tracks_changes`: somebody wants to know what it has.
 
     Raises:
         UnsupportedModel: its folder cannot be used, or there is no prefix cache.
@@ -66,7 +66,7 @@ def open_tier(
     except (OSError, FolderBusy) as error:
         raise UnsupportedModel(f"KV blocks cannot be kept on the disk (--kv-offloading-path): {error}") from error
     logger.info("KV blocks of all models in %s: %.2f of %.2f GiB", folder, tier.nbytes / 2**30, limit / 2**30)
-    worker = TierWorker(tier, plan.block_bytes, _QUEUE, tells_changes=tells_changes)
+    worker = TierWorker(tier, plan.block_bytes, _QUEUE, tracks_changes=tracks_changes)
     return OpenedTier(worker, UnsavedBlocks(worker), plan.block_bytes)
 
 

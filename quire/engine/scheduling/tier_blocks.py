@@ -33,7 +33,7 @@ class BlockTier(Protocol):
     def in_memory(self, key: BlockHash) -> None:
         """Note that a block of the tier is in memory, too."""
 
-    def untold(self) -> None:
+    def subscribers_forgot(self) -> None:
         """Note that those who follow the prefix cache have forgotten all."""
 
 
@@ -87,7 +87,7 @@ class UnsavedBlocks(BlockObserver):
     def cleared(self) -> None:
         self._unsaved.clear()
         self._leaving.clear()
-        self._tier.untold()
+        self._tier.subscribers_forgot()
 
     def take_leaving(self) -> list[UnsavedBlock]:
         """Return the blocks that the next step may overwrite."""

@@ -12,8 +12,8 @@ from functools import partial
 
 from typing_extensions import Buffer
 
+from quire.engine.tiers.published import PublishedBlocks, TierChanges
 from quire.engine.tiers.tier import Tier
-from quire.engine.tiers.told import TierChanges, ToldBlocks
 
 logger = logging.getLogger(__name__)
 _REFRESH_AFTER = 10.0  # seconds without work
@@ -60,14 +60,14 @@ class TierWorker:
     What waits to be kept has a bound in bytes, and so has what was loaded and not taken.
     """
 
-    def __init__(self, tier: Tier, block_bytes: int, queue_bytes: int, *, tells_changes: bool = False) -> None:
+    def __init__(self, tier: Tier, block_bytes: int, queue_bytes: int, *, tracks_changes: bool = False) -> None:
         """Start the thread.
 
         Args:
             tier: closed by `close`.
             block_bytes: bytes of each block.
             queue_bytes: bytes of the blocks that wait to be written, and as many of those that were read.
-            tells_changes: `take_changes` is called regularly; else changes are not collected.
+            tracks_changes: `take_changes` is called regularly; else changes are not collected.
         """
         self._tier = tier
         self._most = max(2, queue_bytes // block_bytes)  # blocks
@@ -79,7 +79,7 @@ class TierWorker:
         self._loaded: deque[LoadedBlock] = deque()
         self._current: _Load | None = None
         self._traffic = TierTraffic()
-        self._told = ToldBlocks() if tells_changes else None
+        self._published = PublishedBlocks() if tracks_changes else None
         self._nbytes = tier.nbytes
         self._closes_at: float | None = None
         self._is_stopped = False
@@ -163,22 +163,22 @@ class TierWorker:
 
     def in_memory(self, key: bytes) -> None:
         """Note that a block of the tier is in memory, too. Whoever follows the prefix cache knows its tokens now."""
-        if self._told is not None:
+        if self._published is not None:
             with self._changed:
-                self._told.stored(key)
+                self._published.stored(key)
 
-    def untold(self) -> None:
+    def subscribers_forgot(self) -> None:
         """Note that those who follow the prefix cache have forgotten all."""
-        if self._told is not None:
+        if self._published is not None:
             with self._changed:
-                self._told.forget()
+                self._published.forget()
 
     def take_changes(self) -> TierChanges:
         """Return which blocks were stored and removed since the last call; none if they are not collected."""
-        if self._told is None:
+        if self._published is None:
             return TierChanges([], [])
         with self._changed:
-            return self._told.take()
+            return self._published.take()
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """Note that blocks were used, unless the thread has much to do."""
@@ -238,10 +238,10 @@ class TierWorker:
                 return
             action()
             self._nbytes, removed = self._tier.nbytes, self._tier.take_removed()
-            if self._told is not None:
+            if self._published is not None:
                 with self._changed:
                     for key in removed:
-                        self._told.removed(key)
+                        self._published.removed(key)
 
     def _next(self) -> Callable[[], None] | None:
         """Wait for something to do; None: the worker is closed."""
@@ -308,7 +308,7 @@ class TierWorker:
         with self._changed:
             self._is_writing = False
             if is_kept:
-                if self._told is not None:
-                    self._told.stored(key)
+                if self._published is not None:
+                    self._published.stored(key)
                 self._traffic.stored_bytes += memoryview(data).nbytes
                 self._traffic.store_seconds += time.monotonic() - started

@@ -45,7 +45,7 @@ class FakeTier:
     def in_memory(self, key: BlockHash) -> None:
         pass
 
-    def untold(self) -> None:
+    def subscribers_forgot(self) -> None:
         pass
 
 

@@ -50,15 +50,15 @@ async def on_each(
 
 
 class Operations:
-    """What is being done with the replicas that run. Another one enters before or afterwards, never meanwhile."""
+    """The operations that run on all replicas of a set. A replica that enters waits until they have ended."""
 
     def __init__(self) -> None:
         self._count = 0
         self._ended = asyncio.Event()
 
     @contextmanager
-    def one_more(self) -> Iterator[None]:
-        """A context in which something is being done."""
+    def running(self) -> Iterator[None]:
+        """A context in which an operation runs."""
         self._count += 1
         self._ended.clear()
         try:
@@ -69,7 +69,7 @@ class Operations:
                 self._ended.set()
 
     async def end(self) -> None:
-        """Wait until nothing is being done."""
+        """Wait until no operation runs."""
         while self._count:
             await self._ended.wait()
 
@@ -90,7 +90,7 @@ class ReplicaSleeping(Sleeping):
 
     @override
     async def sleep(self, level: SleepLevel, *, wait: bool = False) -> None:
-        with self._operations.one_more():
+        with self._operations.running():
             await on_each(self._replicas.live(), lambda client: client.sleeping.sleep(level, wait=wait))
             self._level = max(level, self._level) if self._asleep else level
             self._asleep = _ALL
@@ -98,7 +98,7 @@ class ReplicaSleeping(Sleeping):
     @override
     async def wake_up(self, tags: Iterable[MemoryTag]) -> None:
         chosen = frozenset(tags)
-        with self._operations.one_more():
+        with self._operations.running():
             await on_each(self._replicas.live(), lambda client: client.sleeping.wake_up(chosen))
             self._asleep -= chosen
 
@@ -131,7 +131,7 @@ class ReplicaCommands(Commands):
         async def pause(client: EngineClient) -> None:
             pauses.append(await client.commands.pause(mode))
 
-        with self._operations.one_more():
+        with self._operations.running():
             try:
                 await on_each(self._replicas.live(), pause)
             except (asyncio.CancelledError, EngineError):
@@ -182,7 +182,7 @@ class ReplicaCommands(Commands):
             except (CommandRefused, RequestRefused) as error:
                 refusals[replica] = error
 
-        with self._operations.one_more():
+        with self._operations.running():
             await asyncio.gather(*map(update, replicas))
             if len(refusals) == len(replicas):
                 raise next(iter(refusals.values()))

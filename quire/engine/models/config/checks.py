@@ -149,6 +149,8 @@ def _problems(part: Any) -> Iterator[str]:
             yield f"the sliding window is {window}, but must be at least 1"
         case GroupedQueryAttention(temperature=QueryTemperature(), qk_norm=QKNorm.HEAD):
             yield "its queries have a temperature, which the norms of its heads would undo"
+        case GroupedQueryAttention(temperature=QueryTemperature(), rope=Rope(extension=LongRope())):
+            yield "its queries have a temperature, which does not work with the rope type 'longrope'"
         case GroupedQueryAttention(softcap=cap) if cap is not None and cap <= 0:
             yield f"the softcap of attention scores is {cap}, but must be above 0"
         case GroupedQueryAttention(rope=Rope(dim=dim), head_dim=head_dim) if dim > head_dim:

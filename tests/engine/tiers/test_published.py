@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.engine.tiers.told import ToldBlocks
+from quire.engine.tiers.published import PublishedBlocks
 
 KEYS = st.sampled_from([b"a", b"b", b"c"])
 DOINGS = st.lists(st.tuples(st.sampled_from(["stored", "removed", "take", "forget"]), KEYS))
@@ -13,10 +13,10 @@ DOINGS = st.lists(st.tuples(st.sampled_from(["stored", "removed", "take", "forge
 
 @given(DOINGS)
 def test_followers_know_what_is_there(doings: list[tuple[str, bytes]]) -> None:
-    told, followed, there = ToldBlocks(), set[bytes](), set[bytes]()
+    published, followed, there = PublishedBlocks(), set[bytes](), set[bytes]()
 
     def take() -> None:
-        changes = told.take()
+        changes = published.take()
         assert followed.isdisjoint(changes.stored)
         assert followed.issuperset(changes.removed)
         followed.update(changes.stored)
@@ -25,13 +25,13 @@ def test_followers_know_what_is_there(doings: list[tuple[str, bytes]]) -> None:
     for doing, key in doings:
         match doing:
             case "stored":
-                told.stored(key)
+                published.stored(key)
                 there.add(key)
             case "removed":
-                told.removed(key)
+                published.removed(key)
                 there.discard(key)
             case "forget":
-                told.forget()
+                published.forget()
                 followed.clear()
                 there.clear()
             case _:

@@ -1,4 +1,4 @@
-"""ToldBlocks: which blocks of a tier have been told to those who follow the prefix cache, and what is to be told."""
+"""PublishedBlocks: which blocks of a tier were published as KV events, and what is to be published."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ class TierChanges(NamedTuple):
     removed: list[bytes]
 
 
-class ToldBlocks:
-    """Collect changes of a tier. What was removed is told of blocks alone that were told before: others may be in it.
+class PublishedBlocks:
+    """Collect changes of a tier. Removals are published of published blocks alone: others may be in it.
 
     Not safe for threads.
     """
 
     def __init__(self) -> None:
-        self._told: set[bytes] = set()
-        self._changes: dict[bytes, bool] = {}  # whether a block was stored or removed; a part of all that were told
+        self._published: set[bytes] = set()
+        self._changes: dict[bytes, bool] = {}  # whether a block was stored or removed; of blocks that were published
 
     def stored(self, key: bytes) -> None:
         """Note that a block is there."""
-        if key not in self._told:
-            self._told.add(key)
+        if key not in self._published:
+            self._published.add(key)
             self._change(key, is_stored=True)
 
     def removed(self, key: bytes) -> None:
         """Note that a block is not there any more."""
-        if key in self._told:
-            self._told.remove(key)
+        if key in self._published:
+            self._published.remove(key)
             self._change(key, is_stored=False)
 
     def forget(self) -> None:
-        """Note that those who were told have forgotten all."""
-        self._told.clear()
+        """Note that the subscribers have forgotten all."""
+        self._published.clear()
         self._changes.clear()
 
     def take(self) -> TierChanges:
@@ -46,5 +46,5 @@ class ToldBlocks:
         return TierChanges(stored, [key for key, is_stored in changes.items() if not is_stored])
 
     def _change(self, key: bytes, *, is_stored: bool) -> None:
-        if self._changes.pop(key, None) is None:  # else the change before has not been told, and this one takes it back
+        if self._changes.pop(key, None) is None:  # else this change takes back one that was not published
             self._changes[key] = is_stored
