@@ -51,6 +51,8 @@ def find_models(settings: Serve, configs: ConfigReader) -> list[ModelSource]:
     sources = resolve_models(settings.model, settings.served_model_name, Lookup.of(ModelOptions.of(settings)))
     if len(sources) > 1 and settings.kv_events_config:
         raise ConfigError(f"quire serve: --kv-events-config works with one MODEL, but {len(sources)} are served")
+    if len(sources) > 1 and settings.kv_transfer_config:
+        raise ConfigError(f"quire serve: --kv-transfer-config works with one MODEL, but {len(sources)} are served")
     pooling = PoolingOptions(settings.task, settings.convert, settings.pooler_config)
     configs.start(
         [source.folder for source in sources],

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
 from quire.config.kv_events import KVEventsConfig, KVEventsOption
+from quire.config.kv_transfer import KVTransferConfig, KVTransferOption
 from quire.config.profiler import ProfilerConfig, ProfilerOption
 from quire.config.types import (
     SECRET,
@@ -667,6 +668,13 @@ class EngineOptions(Options):
         'such as {"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "topic": "kv@10.0.0.5:8000@MODEL"}; who '
         "can connect reads the tokens of all prompts; works with one MODEL; default: they are not",
     )
+    kv_transfer_config: KVTransferOption = Field(
+        {},
+        description="JSON object by which KV blocks of prompts are sent to other servers, or read from them, with "
+        'vLLM\'s names, such as {"kv_connector": "QuireConnector", "kv_role": "kv_both", "kv_ip": "10.0.0.5"}; who can '
+        "connect to kv_ip can read the blocks of prompts whose text is known there; on CPUs, with one rank and one "
+        "MODEL; default: they are not",
+    )
     num_threads: Annotated[int, Field(ge=1, le=1 << 10)] | None = Field(
         None,
         description="CPU threads of the engine, or of each rank; default: all cores, or as many as the CPU limit of a "
@@ -678,6 +686,11 @@ class EngineOptions(Options):
     def profiler(self) -> ProfilerConfig | None:
         """The settings of the profiler; None: there is none."""
         return ProfilerConfig.model_validate(self.profiler_config) if self.profiler_config else None
+
+    @property
+    def kv_transfer(self) -> KVTransferConfig | None:
+        """How KV blocks are sent to other servers and read from them; None: they are not."""
+        return KVTransferConfig.model_validate(self.kv_transfer_config) if self.kv_transfer_config else None
 
     @property
     def kv_events(self) -> KVEventsConfig:

@@ -171,7 +171,7 @@ def test_flags_of_vllm_are_understood(line: str, expected: dict[str, Any]) -> No
         ("m --hf-overrides.a 1 --hf-overrides.a.b 2", "--hf-overrides.a.b: the value of 'a' is not an object"),
         ("m --hf-overrides.a 1 --hf-overrides.a+ 2", "--hf-overrides.a+: the value of 'a' is not a list"),
         ("m --hf-overrides x --hf-overrides.a 2", "--hf-overrides expects a JSON object, not 'x'"),
-        ("m --kv-transfer-config.kv_role x", "--kv-transfer-config.kv_role of vLLM is not supported"),
+        ("m --ec-transfer-config.ec_role x", "--ec-transfer-config.ec_role of vLLM is not supported"),
         ("m --attention-config [1]", "it expects a JSON object"),
         (
             'm --attention-config \'{"backend": "FLASH_ATTN", "flash_attn_version": 3}\'',
@@ -242,7 +242,12 @@ def test_names_of_models_and_lists_are_told_apart() -> None:
 def test_every_setting_that_is_an_object_takes_dotted_keys() -> None:
     profiler = {"profiler": "torch", "torch_profiler_dir": "traces"}
     events = {"publisher": "zmq", "endpoint": "tcp://*:5557"}
-    with_checked_keys = {"profiler_config": profiler, "kv_events_config": events}
+    transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+    with_checked_keys = {
+        "profiler_config": profiler,
+        "kv_events_config": events,
+        "kv_transfer_config": transfer,
+    }
     for name, value in with_checked_keys.items():
         flags = [f"{Serve.flag(name)}.{key}={item}" for key, item in value.items()]
         assert getattr(Serve.parse(flags), name) == value

@@ -71,6 +71,9 @@ class Channel:
     def receive(self, _: float | None) -> None:
         return None
 
+    def waker(self) -> Callable[[], None]:
+        return lambda: None
+
 
 @dataclass
 class Result:

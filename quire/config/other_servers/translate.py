@@ -41,6 +41,7 @@ _OBJECTS = (
     "--default-chat-template-kwargs",
     "--hf-overrides",
     "--kv-events-config",
+    "--kv-transfer-config",
     "--limit-mm-per-prompt",
     "--media-io-kwargs",
     "--mm-processor-kwargs",

@@ -35,8 +35,10 @@ from quire.engine.build.kv_events import event_publisher, event_recorder
 from quire.engine.build.ranks import Ranks, set_threads, step_profiler, weight_source
 from quire.engine.build.tier import OpenedTier, open_tier
 from quire.engine.build.transducer import build_transducer
+from quire.engine.build.transfer import OpenedTransfer, open_transfer
 from quire.engine.build.warm_up import decoder_limits, decoder_plans, warm_up, warm_up_encoder, warm_up_vision
 from quire.engine.client.errors import FrontEndClosed
+from quire.engine.client.kv_transfer import KVTransferInfo
 from quire.engine.client.model_info import Generates, KVEventSource, ModelInfo, ModelKind, Pools, Transcribes
 from quire.engine.client.protocol import CoreDied, Ping, Pong, Ready, Shutdown
 from quire.engine.client.step_observer import StepObserver
@@ -71,6 +73,7 @@ from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.residency import BlockResidency
 from quire.engine.scheduling.scheduler import Scheduler
 from quire.engine.scheduling.tier_blocks import LoadRule
+from quire.engine.transfer.block_server import AddressUnavailable
 from quire.kernels import gpu
 
 logger = logging.getLogger(__name__)
@@ -93,7 +96,7 @@ def serve_core(config: CoreConfig, address: str, observer: StepObserver | None =
             logger.info("loading was cancelled")
         except FrontEndClosed:
             logger.debug("the engine ended with its server")
-        except (ModelError, OutOfCacheMemory, RankDied, EndpointUnavailable) as error:
+        except (ModelError, OutOfCacheMemory, RankDied, EndpointUnavailable, AddressUnavailable) as error:
             _report(channel, str(error))
         except Exception as error:  # the edge of the thread: every error must reach the front end
             logger.exception("the engine ended with an error")
@@ -185,6 +188,7 @@ class _Built:
     cache_dtype: str = ""
     cache_limit: str = ""
     kv_events: KVEventSource | None = None
+    kv_transfer: KVTransferInfo | None = None
 
 
 def _build_core(
@@ -207,6 +211,9 @@ def _build_core(
             built = _build_decoder(loaded, loaded.model, config, device, channel, ranks, source)
     if options.kv_events.publishes and built.kv_events is None:
         logger.warning("--kv-events-config has no effect: there is no prefix cache, of which it publishes the events")
+    if options.kv_transfer is not None and built.kv_transfer is None:
+        built.core.close()
+        raise UnsupportedModel("--kv-transfer-config is not supported: the model does not answer completions or chats")
     keep_freed_memory()  # after loading: memory that loading frees is not needed again
     info = ModelInfo(
         architecture=loaded.architecture,
@@ -227,6 +234,7 @@ def _build_core(
         cache_dtype=built.cache_dtype,
         cache_limit=built.cache_limit,
         kv_events=built.kv_events,
+        kv_transfer=built.kv_transfer,
     )
     return built.core, info
 
@@ -402,13 +410,17 @@ def _build_decoder(
             warm_up(executor, plans, poll, executor.max_steps_in_flight if ranks is None else 1)
             warm_up_vision(loaded)
         events = None if streaming is not None else event_publisher(options, plan, config.replica)
+        transfer, tier = None, None
         with closing_after_errors(*(() if events is None else (events,))):
-            publishes = events is not None
-            tier = None if streaming is not None else open_tier(config, loaded, plan, device, tracks_changes=publishes)
+            if streaming is None:
+                transfer = open_transfer(config, loaded, plan, device, channel.waker())
+        with closing_after_errors(*(owner for owner in (events, transfer) if owner is not None)):
+            if streaming is None:
+                tier = open_tier(config, loaded, plan, device, tracks_changes=events is not None)
     recorder = None if events is None else event_recorder(events, plan, config.replica)
     observers = () if recorder is None else (recorder,)
     stages = config.parallel.pipeline_parallel_size
-    schedule = partial(_scheduler, options, plan.groups, context_len, num_blocks, stages, observers, tier)
+    schedule = partial(_scheduler, options, plan.groups, context_len, num_blocks, stages, observers, tier, transfer)
     sleeper = _sleeper(config, loaded, device, channel, source, allocate, schedule, build.executor)
     core = EngineCore(
         schedule(loaded) if streaming is None else streaming.scheduler(options, plan.groups, context_len, num_blocks),
@@ -421,6 +433,7 @@ def _build_decoder(
         sleeper=sleeper,
         on_close=_nothing if events is None else events.close,
         offload=None if tier is None else tier.offload(recorder),
+        transfer=None if transfer is None else transfer.core,
         **_operation(config, loaded, device, source, sleeper, ranks),
     )
     cache_bytes = num_blocks * plan.block_bytes + (0 if ranks is None else ranks.cache_bytes)
@@ -432,6 +445,7 @@ def _build_decoder(
         str(plan.dtype).removeprefix("torch."),
         _cache_limit(options, num_blocks, needed, available),
         None if events is None else events.source,
+        None if transfer is None else transfer.info,
     )
 
 
@@ -450,6 +464,7 @@ def _scheduler(
     stages: int,
     observers: Sequence[BlockObserver],
     tier: OpenedTier | None,
+    transfer: OpenedTransfer | None,
     loaded: LoadedModel,
 ) -> Scheduler:
     max_draft = options.num_speculative_tokens if options.speculative_method == "ngram" else 0
@@ -474,20 +489,23 @@ def _scheduler(
         picture_lora_id=loaded.picture_lora_id,
         stages=stages,
     )
+    pool = BlockPool(
+        num_blocks,
+        options.block_size,
+        _residency(options),
+        observers if tier is None else (*observers, tier.unsaved),
+    )
     return Scheduler(
         limits,
-        BlockPool(
-            num_blocks,
-            options.block_size,
-            _residency(options),
-            observers if tier is None else (*observers, tier.unsaved),
-        ),
+        pool,
         groups,
         hasher=hasher_named(options.prefix_caching_hash_algo) if options.enable_prefix_caching else None,
         by_priority=options.scheduling_policy == "priority",
         fair=loaded.pooler is not None,
         tier=None if tier is None else tier.worker,
         load_rule=None if tier is None else LoadRule(tier.block_bytes),
+        remote=None if transfer is None else transfer.loading,
+        held=None if transfer is None else transfer.held_blocks(pool),
     )
 
 
