@@ -42,6 +42,7 @@ from quire.protocol.generate import (
 )
 from quire.protocol.sampling import StreamOptions
 from quire.serving.generation import collect, generate_all
+from quire.serving.kv_transfer import answer_params
 from quire.serving.models import GeneratingModel, ServerState
 
 _OUTER_FIELDS = (
@@ -114,6 +115,7 @@ def _as_completion(body: TokensRequest) -> CompletionRequest:
         raise InvalidRequest("`stop` requires `detokenize: true`.", "sampling_params.stop")
     body_fields = {
         "model": body.model, "prompt": body.token_ids, "stream": body.stream, "cache_salt": body.cache_salt,
+        "kv_transfer_params": body.kv_transfer_params,
         "priority": body.priority, "max_tokens": parameters.max_tokens, "return_token_ids": body.return_token_ids,
     }  # fmt: skip
     return request_of(CompletionRequest, parameter_fields | body_fields)
@@ -200,6 +202,7 @@ async def _complete(prepared: PreparedCompletion, body: TokensRequest) -> Tokens
         prompt_token_id_logprobs=scores,
         prompt_token_ids=prepared.prompt_of(0).token_ids.tolist() if body.return_token_ids else None,
         usage=usage.usage(),
+        kv_transfer_params=answer_params(results[0].total.kept),
     )
 
 
