@@ -36,6 +36,15 @@ def held_blocks(engine: Engine) -> int:
     return 0 if held is None else held.num_blocks
 
 
+def step(engine: Engine) -> None:
+    """Let an engine copy blocks, and run a step if it has work; it never waits."""
+    engine.core.take_loaded()
+    if engine.core.has_work:
+        engine.core.step()
+    engine.core.check()
+    engine._collect()
+
+
 class Pair:
     """A prefiller and a decoder."""
 
@@ -54,11 +63,7 @@ class Pair:
     def turn(self) -> None:
         """Let both copy blocks, and run a step of each that has work."""
         for engine in (self.prefiller, self.decoder):
-            engine.core.take_loaded()
-            if engine.core.has_work:
-                engine.core.step()
-            engine.core.check()
-            engine._collect()
+            step(engine)
 
     def run(self) -> None:
         """Run until the decoder has no request."""

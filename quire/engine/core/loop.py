@@ -304,8 +304,8 @@ class EngineCore:
         """Add what was read and written outside of memory to some statistics."""
         if self._offload is not None:
             self._offload.count(stats)
-        if self._transfer is not None:
-            self._transfer.count(stats)
+        if self._transfer is not None and isinstance(self.scheduler, Scheduler):
+            self._transfer.count(self.scheduler, stats)
 
     def _finish_steps(self) -> None:
         """Wait for all steps in flight."""

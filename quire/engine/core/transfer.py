@@ -135,8 +135,9 @@ class Transfer:
         """Note loads that have ended, for the statistics."""
         self._ended += [load for load in ended if load.is_remote]
 
-    def count(self, stats: StepStats) -> None:
-        """Add what has come since the last call to the statistics of a step."""
+    def count(self, scheduler: Scheduler, stats: StepStats) -> None:
+        """Add what has come, and what was given back unread, since the last call to the statistics of a step."""
+        stats.expired_holds = 0 if scheduler.held is None else scheduler.held.take_expired()
         ended, self._ended = self._ended, []
         stats.failed_transfers = sum(load.failure is not None for load in ended)
         stats.transfers = [

@@ -360,7 +360,6 @@ class Scheduler:
         stats.blocks_used, stats.blocks_total = self.pool.num_used, self.pool.num_blocks
         if self.held is not None:
             stats.held_blocks = self.held.num_blocks
-            stats.expired_holds += self.held.take_expired()
         if self.pool.residency is not None:
             self.pool.residency.report(stats)
         return stats

@@ -151,8 +151,9 @@ class BlockReader:
                     await self._receive(serial, keys, reader)
             finally:
                 wire.write(writer, wire.Release(remote.request_id))
-                self._thread.spawn(_end(reader, writer))
-                is_released = True
+                is_released = not self._thread.is_closing
+                if is_released:
+                    self._thread.spawn(_end(reader, writer))
         except (wire.TransferError, OSError, TimeoutError, asyncio.CancelledError):
             if not is_released:
                 writer.close()
@@ -201,11 +202,13 @@ async def _shake_hands(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
 
 async def _end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Close a connection once the peer has. What is unread would make the system drop what the peer has not read."""
-    with suppress(OSError, TimeoutError):
-        async with asyncio.timeout(_RELEASE):
-            while await reader.read(1 << 16):
-                pass
-    writer.close()
+    try:
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_RELEASE):
+                while await reader.read(1 << 16):
+                    pass
+    finally:
+        writer.close()
 
 
 def _is_timeout(error: Exception) -> bool:

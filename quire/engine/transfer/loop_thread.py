@@ -13,11 +13,16 @@ Result = TypeVar("Result")
 
 
 class LoopThread:
-    """Run coroutines in a thread of its own, so that no step waits for a connection."""
+    """Run coroutines in a thread of its own, so that no step waits for a connection.
+
+    Attributes:
+        is_closing: all coroutines are being cancelled.
+    """
 
     def __init__(self) -> None:
         """Start the thread."""
         self._loop = asyncio.new_event_loop()
+        self.is_closing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="quire-kv-transfer", daemon=True)
         self._thread.start()
@@ -48,7 +53,9 @@ class LoopThread:
             self._loop.close()
 
     async def _end(self) -> None:
-        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self.is_closing = True
+        while tasks := [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # for what closed connections have queued
