@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
-from quire.config.types import JsonObject
+from quire.config.types import JsonObject, WrongKey
 
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 
@@ -104,7 +104,7 @@ def _check(value: dict[str, Any]) -> dict[str, Any]:
             KVTransferConfig.model_validate(value)
         except ValidationError as error:
             first = error.errors()[0]
-            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+            raise WrongKey(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     return value
 
 

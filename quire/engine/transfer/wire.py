@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import xxhash
@@ -19,6 +19,7 @@ PROTOCOL = "quire-kv-1"
 _HEADER = struct.Struct("<II")  # bytes of the message, and of the content behind it
 _SMALL = 1 << 16  # bytes of a message before the handshake has ended
 _LARGEST = 8 << 20  # bytes of any other
+_MOST_KEYS = 1 << 17  # blocks of a request
 
 
 class Greeting(msgspec.Struct, frozen=True, tag="greeting"):
@@ -47,7 +48,7 @@ class Ask(msgspec.Struct, frozen=True, tag="ask"):
     """Send the blocks with these keys. `request_id`: what was computed, and kept for this."""
 
     request_id: str
-    keys: list[bytes]
+    keys: Annotated[list[bytes], msgspec.Meta(max_length=_MOST_KEYS)]
 
 
 class Block(msgspec.Struct, frozen=True, tag="block"):
