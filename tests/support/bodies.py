@@ -156,7 +156,8 @@ _COMPLETIONS: list[Body] = [
 ]  # fmt: skip
 _CHATS: list[Body] = [
     {
-        **_GENERATION, "kv_transfer_params": _TRANSFER, "messages": _MESSAGES, "max_tokens": 8, "max_completion_tokens": 8, "logprobs": True,
+        **_GENERATION, "kv_transfer_params": _TRANSFER,
+        "messages": _MESSAGES, "max_tokens": 8, "max_completion_tokens": 8, "logprobs": True,
         "top_logprobs": 2, "tools": [_TOOL, _CUSTOM], "tool_choice": "required", "parallel_tool_calls": False,
         "reasoning_effort": None, "include_reasoning": True, "echo": False, "add_generation_prompt": True,
         "continue_final_message": False, "add_special_tokens": False, "documents": [{"text": "x"}],

@@ -60,11 +60,11 @@ class OpenedTransfer:
 
 
 def open_transfer(
-    config: CoreConfig, loaded: LoadedModel, plan: CachePlan, device: Device, wake: Callable[[], None]
+    config: CoreConfig, loaded: LoadedModel, plan: CachePlan, device: Device, waker: Callable[[], Callable[[], None]]
 ) -> OpenedTransfer | None:
     """Open the connections of an engine; None: it has none.
 
-    `wake`: wakes the core up, from any thread.
+    `waker`: returns what wakes the core up, from any thread.
 
     Raises:
         UnsupportedModel: the blocks of this engine cannot be sent.
@@ -80,7 +80,7 @@ def open_transfer(
     if settings.sends:
         port = settings.kv_port + config.replica if settings.kv_port else 0
         try:
-            server = BlockServer(thread, (settings.kv_ip, port), plan.block_bytes, extra.max_connections, wake)
+            server = BlockServer(thread, (settings.kv_ip, port), plan.block_bytes, extra.max_connections, waker())
         except BaseException:
             thread.close()
             raise

@@ -75,6 +75,7 @@ _PREFAULT_AFTER = 0.05  # seconds of idleness; a client that sends its next requ
 _ASLEEP = "the model is asleep; POST /wake_up wakes it"
 _PAUSED_TOO_LONG = "too much was appended to the request while the engine waited for the end of others to pause"
 _NOT_READ = "The KV blocks of the prompt could not be read from the server that has computed them"
+_NO_TRANSFER = "the engine neither sends KV blocks to others nor reads theirs"
 _TEXT = Generates()
 _CHECK_AFTER = 3.0  # seconds of idleness; checking a large pool holds the GIL for long
 
@@ -638,8 +639,10 @@ class EngineCore:
         preparing = any(entry.request_id == message.request_id for entry, _ in self._preparing)
         if preparing or message.request_id in self.scheduler or message.request_id in self._gate:
             return f"request id {message.request_id} is in use"
-        if (message.is_held or message.remote is not None) and self._transfer is None:
-            return "the engine neither sends KV blocks to others nor reads theirs"
+        if message.is_held or message.remote is not None:
+            refusal = _NO_TRANSFER if self._transfer is None else self._transfer.refusal(message)
+            if refusal is not None:
+                return refusal
         limit = self.scheduler.limits.max_model_len
         return invalid_reason(message, self.kind, vocab_size=self._vocab_size, max_model_len=limit)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from quire.engine.client.kv_transfer import BlockTransfer, RemoteBlocks
-from quire.engine.client.protocol import StepStats
+from quire.engine.client.protocol import RequestFields, StepStats
 from quire.engine.execution.cache import KVCache
 from quire.engine.scheduling.block_loads import EndedLoad
 from quire.engine.scheduling.block_source import BlockSource, RemoteSources
@@ -79,6 +79,14 @@ class Transfer:
         self._reader = reader
         self._seconds = _LEAST
         self._ended: list[EndedLoad] = []
+
+    def refusal(self, request: RequestFields) -> str | None:
+        """Return why the engine does not do what a request asks for; None: it does."""
+        if request.is_held and self._server is None:
+            return "the engine sends no KV blocks to others"
+        if request.remote is not None and self._reader is None:
+            return "the engine reads no KV blocks of others"
+        return None
 
     @property
     def has_reads(self) -> bool:

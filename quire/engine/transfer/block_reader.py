@@ -152,8 +152,8 @@ class BlockReader:
             finally:
                 wire.write(writer, wire.Release(remote.request_id))
                 is_released = not self._thread.is_closing
-                if is_released:
-                    self._thread.spawn(_end(reader, writer))
+                if is_released:  # a task that is cancelled before it begins would close nothing itself
+                    self._thread.spawn(_until_closed(reader)).add_done_callback(lambda _: writer.close())
         except (wire.TransferError, OSError, TimeoutError, asyncio.CancelledError):
             if not is_released:
                 writer.close()
@@ -200,15 +200,12 @@ async def _shake_hands(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
             raise wire.TransferError("it has ended the handshake")
 
 
-async def _end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Close a connection once the peer has. What is unread would make the system drop what the peer has not read."""
-    try:
-        with suppress(OSError, TimeoutError):
-            async with asyncio.timeout(_RELEASE):
-                while await reader.read(1 << 16):
-                    pass
-    finally:
-        writer.close()
+async def _until_closed(reader: asyncio.StreamReader) -> None:
+    """Wait until the peer has closed a connection: what is unread would make the system drop what it has not read."""
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(_RELEASE):
+            while await reader.read(1 << 16):
+                pass
 
 
 def _is_timeout(error: Exception) -> bool:

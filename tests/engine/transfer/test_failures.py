@@ -159,6 +159,16 @@ def test_a_prefiller_that_sleeps_keeps_nothing(folder: Path) -> None:
         assert "never had them" in (pair.decoder.results["a"].error or "")
 
 
+@pytest.mark.parametrize("role", ["kv_producer", "kv_consumer", None])
+def test_an_engine_refuses_what_is_not_its_role(folder: Path, role: str | None) -> None:
+    engine = Engine(folder, kv_transfer_config={} if role is None else transfer_config(role))
+    engine.add("kept", PROMPT, greedy(1), is_held=True)
+    engine.add("read", PROMPT, greedy(1), remote=nobody(1))
+    engine.core.close()
+    refused = {name for name, result in engine.results.items() if result.is_refused}
+    assert refused == {"kept", "read"} - {"kv_producer": {"kept"}, "kv_consumer": {"read"}}.get(role or "", set())
+
+
 def test_damaged_blocks_are_noticed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     ask(pair, "a", pair.prefill("a", PROMPT))
     numbers = itertools.count()
