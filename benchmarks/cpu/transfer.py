@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        urls = []
+        urls = list[str]()
         for index, role in enumerate(("kv_producer", "kv_consumer")):
             config = json.dumps({"kv_connector": "QuireConnector", "kv_role": role, "kv_port": 0})
             more = f"--kv-transfer-config {shlex.quote(config)} {options.serve_args}"
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             urls.append(server.url)
         warm = prompt_of(5000, 40)  # what a process does once
         first_token(urls[1], warm, kv_transfer_params=prefill(urls[0], warm))
-        rounds = [run_round(*urls, number, options.words) for number in range(options.rounds)]
+        rounds = [run_round(urls[0], urls[1], number, options.words) for number in range(options.rounds)]
     report = {
         "date": date.today().isoformat(),
         "model": Path(options.model).name,

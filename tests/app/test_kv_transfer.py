@@ -94,25 +94,31 @@ def test_answers_are_those_of_one_server(model: Path) -> None:
         answer = post(proxy.decoder, "/inference/v1/generate", {**tokens, "kv_transfer_params": kept}).json()
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 96
         assert answer["choices"] == post(proxy.prefiller, "/inference/v1/generate", tokens).json()["choices"]
+        check_death_of_prefiller(proxy, {**completion, "cache_salt": "new"}, recomputes=False)
 
 
-@pytest.mark.parametrize("policy", ["fail", pytest.param("recompute", marks=pytest.mark.slow)])
-def test_the_death_of_a_prefiller(model: Path, policy: str) -> None:
+def check_death_of_prefiller(proxy: Proxy, body: dict[str, Any], *, recomputes: bool) -> None:
+    """Kill a prefiller whose blocks a decoder is to read."""
+    kept = proxy.prefill("/v1/completions", body)
+    proxy.prefiller.process.kill()
+    proxy.prefiller.process.wait()
+    answer = post(proxy.decoder, "/v1/completions", {**body, "kv_transfer_params": kept})
+    if recomputes:
+        assert answer.json()["choices"] == post(proxy.decoder, "/v1/completions", body).json()["choices"]
+    else:
+        assert answer.status_code == 503
+        assert "Retry-After" in answer.headers
+        assert answer.json()["error"]["message"].startswith("The KV blocks of the prompt could not be read")
+    assert proxy.decoder.metric("nixl_num_failed_transfers_total") == 1
+    assert proxy.decoder.metric("kv_cache_blocks_used") == 0
+    assert post(proxy.decoder, "/v1/completions", body).status_code == 200
+
+
+@pytest.mark.slow  # starts two servers
+def test_prompts_of_a_dead_prefiller_are_computed_if_the_policy_says_so(model: Path) -> None:
     body = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0}
-    with servers(model, kv_load_failure_policy=policy) as proxy:
-        kept = proxy.prefill("/v1/completions", body)
-        proxy.prefiller.process.kill()
-        proxy.prefiller.process.wait()
-        answer = post(proxy.decoder, "/v1/completions", {**body, "kv_transfer_params": kept})
-        if policy == "recompute":
-            assert answer.json()["choices"] == post(proxy.decoder, "/v1/completions", body).json()["choices"]
-        else:
-            assert answer.status_code == 503
-            assert "Retry-After" in answer.headers
-            assert answer.json()["error"]["message"].startswith("The KV blocks of the prompt could not be read")
-        assert proxy.decoder.metric("nixl_num_failed_transfers_total") == 1
-        assert proxy.decoder.metric("kv_cache_blocks_used") == 0
-        assert post(proxy.decoder, "/v1/completions", body).status_code == 200
+    with servers(model, kv_load_failure_policy="recompute") as proxy:
+        check_death_of_prefiller(proxy, body, recomputes=True)
 
 
 @pytest.mark.slow  # starts two servers
@@ -139,27 +145,12 @@ def test_replicas_listen_at_ports_of_their_own(model: Path) -> None:
             assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 480
 
 
-@pytest.mark.parametrize(
-    ("value", "error"),
-    [
-        ("{}x", "--kv-transfer-config expects a JSON object with kv_connector, kv_role"),
-        ('{"kv_role": "kv_both"}', "kv_connector: Field required"),
-        (config("kv_both", kv_rank=0), "kv_rank: Extra inputs are not permitted"),
-        (config("kv_both", kv_ip="::"), "it must be an address by which decoders reach this server"),
-        (config("kv_both", kv_connector_extra_config={"backends": ["UCX"]}), "kv_connector_extra_config.backends"),
-        (config("kv_both", kv_connector_extra_config={"allowed_hosts": ["10.0.0.1/8"]}), "is no network"),
-        (config("kv_both", kv_connector="LMCacheConnectorV1"), "kv_connector: Input should be 'QuireConnector'"),
-    ],
-)
-def test_configurations_that_are_refused(model: Path, value: str, error: str) -> None:
-    assert error in failing(str(model), "--kv-transfer-config", value)
-
-
 def test_an_address_that_is_not_available(model: Path) -> None:
     value = json.dumps({"kv_connector": "QuireConnector", "kv_role": "kv_producer", "kv_ip": "192.0.2.1"})
     assert "192.0.2.1:14579 (kv_ip, kv_port) is not available" in failing(str(model), "--kv-transfer-config", value)
 
 
+@pytest.mark.slow  # starts two servers
 @pytest.mark.parametrize(
     "options", [("--no-enable-prefix-caching",), ("--tensor-parallel-size", "2")], ids=["no cache", "ranks"]
 )

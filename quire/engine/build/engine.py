@@ -413,7 +413,7 @@ def _build_decoder(
         transfer, tier = None, None
         with closing_after_errors(*(() if events is None else (events,))):
             if streaming is None:
-                transfer = open_transfer(config, loaded, plan, device, channel.waker)
+                transfer = open_transfer(config, loaded, plan, device, channel)
         with closing_after_errors(*(owner for owner in (events, transfer) if owner is not None)):
             if streaming is None:
                 tier = open_tier(config, loaded, plan, device, tracks_changes=events is not None)

@@ -7,7 +7,6 @@ import json
 import logging
 import threading
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from quire.engine.build.cache import CachePlan
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.client.kv_transfer import KVTransferInfo
 from quire.engine.client.model_info import Generates
+from quire.engine.client.transport import CoreChannel
 from quire.engine.core.transfer import ReaderSources, Transfer
 from quire.engine.execution.devices.device import Device
 from quire.engine.models.errors import UnsupportedModel
@@ -60,11 +60,11 @@ class OpenedTransfer:
 
 
 def open_transfer(
-    config: CoreConfig, loaded: LoadedModel, plan: CachePlan, device: Device, waker: Callable[[], Callable[[], None]]
+    config: CoreConfig, loaded: LoadedModel, plan: CachePlan, device: Device, channel: CoreChannel
 ) -> OpenedTransfer | None:
     """Open the connections of an engine; None: it has none.
 
-    `waker`: returns what wakes the core up, from any thread.
+    `channel`: wakes the core up when blocks are asked for.
 
     Raises:
         UnsupportedModel: the blocks of this engine cannot be sent.
@@ -80,7 +80,9 @@ def open_transfer(
     if settings.sends:
         port = settings.kv_port + config.replica if settings.kv_port else 0
         try:
-            server = BlockServer(thread, (settings.kv_ip, port), plan.block_bytes, extra.max_connections, waker())
+            server = BlockServer(
+                thread, (settings.kv_ip, port), plan.block_bytes, extra.max_connections, channel.waker()
+            )
         except BaseException:
             thread.close()
             raise
