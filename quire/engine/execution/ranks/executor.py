@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from dataclasses import dataclass
 
@@ -65,7 +66,7 @@ class ShardedExecutor(Executor):
     @override
     def close(self) -> None:
         self._inner.close()
-        self._workers.close()
+        self._workers.close(str(sys.exception() or ""))  # what has ended the core, if it closes because of an error
         self._groups.close()
 
     def _finish_steps_of(self, removed: set[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from quire.engine.execution.ranks.messages import (
 from quire.engine.execution.ranks.workers import RankEntry, Workers, gpu_of_rank
 from quire.engine.models.distributed.group import RankGroups
 from quire.engine.models.distributed.placement import Placement
+from quire.engine.models.distributed.rendezvous import FileRendezvous, Rendezvous
 from quire.engine.scheduling.plan import NewSequence, SampledTokens, ScheduledSequence, StepPlan, StepResult
 from tests.support.engine import greedy
 
@@ -35,7 +37,7 @@ class FakeRank:
 
     exitcode = -9
 
-    def __init__(self, _: RankEntry, __: int, ___: Path, connection: Connection) -> None:
+    def __init__(self, _: RankEntry, __: int, ___: Rendezvous, connection: Connection) -> None:
         self.connection = connection
         self.alive = True
 
@@ -52,11 +54,11 @@ class FakeRank:
 def make_workers(ranks: int = 2) -> tuple[Workers, list[Any]]:
     started: list[Any] = []
 
-    def launch(entry: RankEntry, rank: int, folder: Path, connection: Connection) -> FakeRank:
-        started.append(FakeRank(entry, rank, folder, connection))
+    def launch(entry: RankEntry, rank: int, rendezvous: Rendezvous, connection: Connection) -> FakeRank:
+        started.append(FakeRank(entry, rank, rendezvous, connection))
         return started[-1]  # type: ignore[no-any-return]
 
-    return Workers(lambda *_: None, ranks, launch), started
+    return Workers(lambda *_: None, ranks, FileRendezvous(Path(mkdtemp())), launch), started
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import torch
 from quire.engine.models.distributed.group import RankGroup, RankGroups
 from quire.engine.models.distributed.link import RankLink
 from quire.engine.models.distributed.placement import Placement
+from quire.engine.models.distributed.rendezvous import FileRendezvous
 
 Result = TypeVar("Result")
 
@@ -23,8 +24,8 @@ def on_ranks(size: int, folder: Path, function: Callable[[RankGroup], Result]) -
     all_connected = Barrier(size)
 
     def run(rank: int) -> Result:
-        group = RankGroup(rank, size)
-        group.connect(folder / "store", torch.device("cpu"))
+        group = RankGroup("store", rank, size)
+        group.connect(FileRendezvous(folder), torch.device("cpu"))
         all_connected.wait(60)  # a rank that ends while another connects to it is an error of connecting
         try:
             return function(group)
@@ -70,7 +71,7 @@ def test_ranks_send_to_each_other_before_they_receive(tmp_path: Path) -> None:
     def exchange(rank: int) -> list[float]:
         links = [RankLink(name, sends=sends == rank, depth=3) for sends, name in enumerate(("there", "back"))]
         for link in links:
-            link.connect(tmp_path, torch.device("cpu"))
+            link.connect(FileRendezvous(tmp_path), torch.device("cpu"))
         mine, other_end = links if rank == 0 else links[::-1]
         received = []
         for turn in range(4):
@@ -93,7 +94,7 @@ def test_all_ranks_connect(tmp_path: Path, tensor_size: int, stages: int) -> Non
 
     def run(rank: int) -> float:
         groups = RankGroups.of(Placement(rank, tensor_size, stages))
-        groups.connect(tmp_path, torch.device("cpu"))
+        groups.connect(FileRendezvous(tmp_path), torch.device("cpu"))
         x = torch.zeros(2, 2) if groups.previous is None else groups.previous.receive((2, 2), torch.float32)
         x = x + 1 if groups.tensor is None else groups.tensor.all_reduce((x + 1) / tensor_size)
         if groups.next is not None:
