@@ -19,6 +19,7 @@ from quire.engine.execution.devices.select import uses_gpu
 from quire.engine.execution.ranks.node import Node
 from quire.engine.execution.ranks.node_messages import Choices
 from quire.engine.execution.ranks.nodes import JoinedNode, NodeListener
+from quire.engine.execution.ranks.workers import Launcher
 from quire.engine.models.checkpoint.packed_cache import samples_of
 from quire.engine.models.distributed.placement import Placement
 from quire.engine.models.sharding.decoder import check_parallel
@@ -83,13 +84,16 @@ def wait_for_nodes(
     return nodes, listener
 
 
-def run_node(config: CoreConfig, is_over: Callable[[], bool], joined: Callable[[], None]) -> None:
+def run_node(
+    config: CoreConfig, is_over: Callable[[], bool], joined: Callable[[], None], launch: Launcher | None = None
+) -> None:
     """Run the ranks of a node other than node 0, until that ends.
 
     Args:
         config: of the model, with the settings of this node.
         is_over: whether to end before.
         joined: called when node 0 has let the node join.
+        launch: starts a rank; None: in processes that have the GPUs of this machine.
 
     Raises:
         UnsupportedModel: the model cannot be divided like this.
@@ -104,7 +108,7 @@ def run_node(config: CoreConfig, is_over: Callable[[], bool], joined: Callable[[
     try:
         welcome = node.join(facts_of(config), parallel.distributed_timeout_seconds)
         joined()
-        node.start(partial(run_rank, _with_choices(config, welcome.choices)), welcome)
+        node.start(partial(run_rank, _with_choices(config, welcome.choices)), welcome, launch)
         node.run(is_over)
     finally:
         node.close()

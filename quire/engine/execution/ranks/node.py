@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from quire.engine.client.errors import MalformedMessage
@@ -16,7 +17,7 @@ from quire.engine.execution.ranks.messages import RankChannel
 from quire.engine.execution.ranks.node_messages import End, Join, JoinRank, RankEnded, Refused, ToNode, Welcome
 from quire.engine.execution.ranks.nodes import MAX_JOIN
 from quire.engine.execution.ranks.sockets import connect
-from quire.engine.execution.ranks.workers import RankEntry, RankHandle, rank_process
+from quire.engine.execution.ranks.workers import Launcher, RankEntry, RankHandle, rank_process
 from quire.engine.models.distributed.rendezvous import TcpRendezvous
 
 logger = logging.getLogger(__name__)
@@ -76,20 +77,26 @@ class Node:
             case _:
                 raise NodesMissing(f"node 0 at {self._where} has ended before all nodes had come")
 
-    def start(self, entry: RankEntry, welcome: Welcome) -> None:
-        """Start the ranks. `entry`: runs one.
+    def start(self, entry: RankEntry, welcome: Welcome, launch: Launcher | None = None) -> None:
+        """Start the ranks.
+
+        Args:
+            entry: runs one.
+            welcome: that of node 0.
+            launch: starts one; None: in processes that have the GPUs of this machine.
 
         Raises:
             NodesMissing: node 0 has gone.
         """
         assert self._address is not None
         rendezvous = TcpRendezvous(self._host, welcome.store_port, self._address)
-        launch = partial(rank_process, first=self._ranks.start)
+        launch = launch or partial(rank_process, first=self._ranks.start)
         for rank in self._ranks:
             connection = self._connection_of_rank(rank, welcome.ticket)
             handle = launch(entry, rank, rendezvous, connection)
             self._handles[rank] = handle
-            self._ranks_left[handle.sentinel] = rank
+            if isinstance(handle, BaseProcess):
+                self._ranks_left[handle.sentinel] = rank
 
     def run(self, is_over: Callable[[], bool]) -> None:
         """Wait until node 0 lets all ranks end, or until `is_over`; then end those of this node.

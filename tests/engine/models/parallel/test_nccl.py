@@ -14,7 +14,7 @@ from quire.engine.models.distributed import connection, group, rendezvous
 from quire.engine.models.distributed.group import RankGroup, RankGroups
 from quire.engine.models.distributed.link import RankLink
 from quire.engine.models.distributed.placement import Placement
-from quire.engine.models.distributed.rendezvous import FileRendezvous, TcpRendezvous
+from quire.engine.models.distributed.rendezvous import FileRendezvous
 
 CUDA = torch.device("cuda", 0)
 SETTINGS = {"NCCL_SOCKET_IFNAME": "lo", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
