@@ -117,15 +117,17 @@ def test_node_0_waits_for_all_nodes_with_all_their_ranks() -> None:
             assert not gate.nodes.done()
             joining.start(nothing, welcome, kept(ranks))
         nodes = gate.nodes.result(60)
-        assert [(joined.node, joined.address, sorted(joined.ranks)) for joined in nodes] == [
+        assert [(each.node, each.address, sorted(each.ranks)) for each in nodes] == [
             (1, "127.0.0.2", [2, 3]),
             (2, "127.0.0.3", [4, 5]),
         ]
         assert gate.listener.rendezvous == TcpRendezvous("127.0.0.1", gate.listener.store.port, "127.0.0.1")
         with pytest.raises(ConnectionRefusedError):  # nobody else comes any more
             socket.create_connection(("127.0.0.1", gate.port))
-    for end in (*ranks, *come):
-        end.close()
+    for joined in come:
+        joined.close()
+    for connection in ranks:
+        connection.close()
 
 
 def test_a_node_that_does_not_fit_ends_both_with_both_values() -> None:
