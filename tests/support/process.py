@@ -147,6 +147,12 @@ def cores_and_ranks(server: ServerProcess) -> list[psutil.Process]:
     return sorted(started, key=lambda child: (child.create_time(), child.pid))
 
 
+def assert_all_have_ended(processes: list[psutil.Process]) -> None:
+    """Check that processes end soon."""
+    _, alive = psutil.wait_procs(processes, timeout=30)
+    assert not alive
+
+
 def command_of(process: psutil.Process) -> str:
     """The command line of a process; empty if it has ended, as short-lived helpers do."""
     try:

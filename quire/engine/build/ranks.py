@@ -190,6 +190,8 @@ class Ranks:
         """End the workers, if there is no executor. `error`: see `Workers.close`."""
         self._workers.close(error)
         self.groups.close()
+        if self._store is not None:
+            self._store.close()
 
 
 def check_gpus(config: CoreConfig, device: Device) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hmac
+import ipaddress
 import logging
 import multiprocessing.connection
 import secrets
@@ -129,9 +131,10 @@ class NodeListener:
         self._joined: dict[int, JoinedNode] = {}
         self._strangers: dict[Connection, tuple[str, float]] = {}  # with their address, and when they have to go
         self._ticket = secrets.token_bytes(16)
-        self._where = f"{host}:{port}"
         try:
             family, bound = resolve(host, port)
+            if ipaddress.ip_address(bound[0]).is_unspecified:
+                raise OSError(errno.EADDRNOTAVAIL, "it stands for all addresses, but other nodes need one of them")
             self._listener = listen(family, bound)
             self.store = StoreServer(family, bound)
         except OSError as error:
@@ -140,6 +143,7 @@ class NodeListener:
                 f"node 0 cannot listen at --master-addr {host} --master-port {port}, which must be an address of its "
                 f"machine: {reason}"
             ) from error
+        self._where = f"{bound[0]}:{port}"
         self.rendezvous = TcpRendezvous(bound[0], self.store.port, address or bound[0])
 
     def __enter__(self) -> Self:

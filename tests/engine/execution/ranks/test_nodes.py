@@ -232,6 +232,8 @@ def test_an_address_of_another_machine_is_explained() -> None:
         NodeListener("192.0.2.1", 1234, None, NODES)
     with pytest.raises(NodesMissing, match=r"cannot listen at --master-addr no.such.host.invalid"):
         NodeListener("no.such.host.invalid", 1234, None, NODES)
+    with pytest.raises(NodesMissing, match=r"--master-addr :: .* it stands for all addresses"):
+        NodeListener("::", 1234, None, NODES)
 
 
 @contextmanager
