@@ -100,7 +100,7 @@ def test_a_rank_of_node_1_that_is_killed_ends_both(folder: Path) -> None:
         assert "Traceback" not in server.log + node.log
 
 
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_node_that_is_killed_ends_the_other_one(killed: int, folder: Path) -> None:
     with two_nodes(folder) as nodes:
         wait_until_it_listens(nodes[0])

@@ -182,6 +182,23 @@ def test_tokens_of_a_step_that_a_dead_rank_ended_are_not_used() -> None:
     executor.close()
 
 
+def test_other_nodes_learn_what_has_ended_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing, if it was told to end."""
+    told: list[str] = []
+    for error in (None, ValueError("no room"), AssertionError()):
+        executor, _, _ = make_executor(2)
+        monkeypatch.setattr(executor._workers, "close", told.append)
+        try:
+            if error is not None:
+                raise error
+            executor.close()
+        except (ValueError, AssertionError):
+            executor.close()
+        monkeypatch.undo()
+        executor._workers.close()
+    assert told == ["", "no room", "AssertionError"]
+
+
 def test_the_core_does_not_wait_for_a_worker_to_read_a_plan() -> None:
     """A plan with a long prompt is larger than the buffer of a pipe."""
     workers, (rank,) = make_workers()

@@ -14,7 +14,7 @@ from quire.engine.models.distributed import connection, group, rendezvous
 from quire.engine.models.distributed.group import RankGroup, RankGroups
 from quire.engine.models.distributed.link import RankLink
 from quire.engine.models.distributed.placement import Placement
-from quire.engine.models.distributed.rendezvous import FileRendezvous
+from quire.engine.models.distributed.rendezvous import FileRendezvous, TcpRendezvous
 
 CUDA = torch.device("cuda", 0)
 SETTINGS = {"NCCL_SOCKET_IFNAME": "lo", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
@@ -114,6 +114,11 @@ def test_settings_of_nccl_can_be_changed(tmp_path: Path, made: list[FakeNCCL], m
     RankGroup("second", 0, 2).connect(FileRendezvous(tmp_path), CUDA)
     assert {name: os.environ[name] for name in SETTINGS} == settings
     assert [group.log for group in made] == [["allreduce", "wait allreduce"]] * 2
+
+
+def test_nccl_uses_the_interface_that_has_the_address_of_a_node() -> None:
+    assert TcpRendezvous("127.0.0.1", 1, "127.0.0.1").interface == "lo"
+    assert TcpRendezvous("127.0.0.1", 1, "192.0.2.7").interface == ""
 
 
 def test_a_sender_waits_for_the_oldest_tensor_only_when_the_link_is_full(tmp_path: Path, made: list[FakeNCCL]) -> None:
