@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import logging
 import os
+import sys
 
 from quire.api.http.keys import KeyRing
 from quire.app.exits import end_on_signals
@@ -35,6 +36,13 @@ def run(settings: Serve, configs: ConfigReader | None = None) -> int:
         logger.warning("%s", warning)
     end_on_signals()  # until the server handles them itself
     check_settings(settings)
+    if settings.headless:
+        configs = configs or ConfigReader()
+        (source,) = find_models(settings, configs)
+        import_torch()
+        from quire.app.headless import run_headless  # noqa: PLC0415 imports torch
+
+        return run_headless(settings, source, configs)
     with bind_sockets(ServerOptions.of(settings)) as sockets:
         configs = configs or ConfigReader()
         sources = find_models(settings, configs)
@@ -76,6 +84,7 @@ def check_settings(settings: Serve) -> None:
     if settings.enable_log_outputs and not settings.enable_log_requests:
         raise ConfigError("quire serve: --enable-log-outputs needs --enable-log-requests")
     _check_replicas(settings)
+    _check_nodes(settings)
     check_template(settings, "chat_template")
     if settings.tool_server and importlib.util.find_spec("mcp") is None:
         raise ConfigError("quire serve: --tool-server needs the package mcp: pip install 'quire[mcp]'")
@@ -106,6 +115,35 @@ def _check_replicas(settings: Serve) -> None:
     if settings.has_replicas and len(settings.model) != 1:
         flag = "--enable-elastic-ep" if size == 1 else "--data-parallel-size"
         raise ConfigError(f"quire serve: {flag} works with one MODEL")
+
+
+def _check_nodes(settings: Serve) -> None:
+    """Refuse what does not fit several nodes."""
+    nodes, node, ranks = settings.nnodes, settings.node_rank, settings.ranks
+    if node >= nodes:
+        raise ConfigError(f"quire serve: --node-rank is {node}, but must be less than --nnodes {nodes}")
+    if settings.headless != (node > 0):
+        text = "--headless needs a --node-rank above 0" if settings.headless else f"--node-rank {node} needs --headless"
+        raise ConfigError(f"quire serve: {text}: node 0 is the server, and all others run ranks for it")
+    if nodes == 1:
+        return
+    if sys.platform != "linux":
+        raise ConfigError(f"quire serve: --nnodes {nodes} needs Linux; 1 is accepted here")
+    if ranks % nodes:
+        raise ConfigError(
+            f"quire serve: --tensor-parallel-size times --pipeline-parallel-size is {ranks}, but must be a multiple of "
+            f"--nnodes {nodes}: all nodes have the same number of ranks"
+        )
+    if len(settings.model) != 1:
+        raise ConfigError("quire serve: --nnodes works with one MODEL")
+    for field, idle in (
+        ("data_parallel_size", 1),
+        ("enable_elastic_ep", False),
+        ("weight_update_path", None),
+        ("on_engine_death", "exit"),
+    ):
+        if getattr(settings, field) != idle:
+            raise ConfigError(f"quire serve: {settings.flag(field)} does not work with --nnodes {nodes}")
 
 
 def _check_parsers(settings: Serve) -> None:
