@@ -55,17 +55,19 @@ class Lookup:
         load_format: which files are wanted.
         hub: where repositories are.
         is_offline: nothing is downloaded.
+        with_weights: files of weights are needed. A GGUF file, which has all in one, always is.
     """
 
     revision: str | None = None
     load_format: LoadFormat = "auto"
     hub: HubName = "huggingface"
     is_offline: bool = False
+    with_weights: bool = True
 
     @classmethod
-    def of(cls, options: ModelOptions, *, is_offline: bool = False) -> Self:
+    def of(cls, options: ModelOptions, *, is_offline: bool = False, with_weights: bool = True) -> Self:
         """How the settings look them up."""
-        return cls(options.revision, options.load_format, options.model_hub, is_offline)
+        return cls(options.revision, options.load_format, options.model_hub, is_offline, with_weights)
 
 
 class NotHere(ConfigError):
@@ -168,7 +170,7 @@ def _downloaded(model: str, lookup: Lookup) -> Path:
     try:
         hub = hub_named(lookup.hub)
         snapshot = hub.open(name.repository, name.revision or lookup.revision, is_offline=lookup.is_offline)
-        file, needed = _needed(model, name, snapshot, lookup.load_format)
+        file, needed = _needed(model, name, snapshot, lookup)
         if not lookup.is_offline:
             fetch(hub, snapshot, needed)
     except NotOnThisMachine as error:
@@ -180,15 +182,14 @@ def _downloaded(model: str, lookup: Lookup) -> Path:
     return snapshot.folder if file is None else _gguf_folder(snapshot.folder / file)
 
 
-def _needed(
-    model: str, name: ModelName, snapshot: Snapshot, load_format: LoadFormat
-) -> tuple[str | None, Sequence[str]]:
+def _needed(model: str, name: ModelName, snapshot: Snapshot, lookup: Lookup) -> tuple[str | None, Sequence[str]]:
     """The GGUF file with the model, if that is wanted or there are no other weights, and all files that it needs."""
     names = list(snapshot.sizes)
     outer = [path for path in names if "/" not in path]
+    load_format = lookup.load_format
     if not name.variant and not name.path and _wants_safetensors(outer, load_format):
-        is_dummy = load_format == "dummy"
-        return None, small_files(names) if is_dummy else needed_files(names, snapshot.folder)
+        has_weights = lookup.with_weights and load_format != "dummy"
+        return None, needed_files(names, snapshot.folder) if has_weights else small_files(names)
     inside = [path for path in names if f"{path}/".startswith(f"{name.path}/" if name.path else "")]
     file = None if load_format == "safetensors" else _chosen(model, inside, name.variant)
     if file is not None:

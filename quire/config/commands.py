@@ -88,6 +88,32 @@ class Serve(
         return [*notes, *obeyed], [*warnings, *ineffective]
 
 
+# Settings that say how an engine runs a model, and nothing of its prompts.
+_OF_ENGINES = frozenset(
+    {
+        *(EngineOptions.model_fields.keys() - {"max_num_seqs", "max_num_batched_tokens", "scheduling_policy"}),
+        *(ParallelOptions.model_fields.keys() - {"data_parallel_size", "data_parallel_rank"}),
+        *RealtimeOptions.model_fields,
+        *("dtype", "quantization", "activation_quantization", "packed_weight_cache_size", "device"),
+        *("stall_timeout", "transcription_events", "file_store_size", "file_ttl", "collect_detailed_traces"),
+        *("log_stats", "log_stats_interval", "enable_log_requests", "enable_log_outputs", "max_log_len"),
+    }
+)
+
+
+class Render(Serve):
+    """Serve the render and tokenize endpoints of models without loading them: no weights, no engine, no torch."""
+
+    name = "render"
+    table = "serve"
+
+    def notes_on_environment(self) -> tuple[list[str], list[str]]:
+        """Return as well which settings have no effect."""
+        notes, warnings = super().notes_on_environment()
+        idle = ", ".join(self.flag(field) for field in sorted(self.model_fields_set & _OF_ENGINES))
+        return [*notes, *([f"without effect, as no engine runs: {idle}"] if idle else [])], warnings
+
+
 class Key(Command):
     """Make an API key; prints its entry for --api-key-file, and the key itself to standard error."""
 
@@ -316,6 +342,7 @@ class BenchAccuracy(Command):
 
 COMMANDS: tuple[type[Command], ...] = (
     Serve,
+    Render,
     Key,
     Config,
     CollectEnv,

@@ -148,8 +148,8 @@ def test_a_store_that_cannot_be_used_is_said_at_start(
             other.execute("BEGIN IMMEDIATE")
             file.symlink_to(tmp_path / "other.db")
         settings = Serve(response_store=f"sqlite:///{file}") if where == "given" else Serve()
-        configs: Any = None  # no config is read
-        assert lifecycle.serve(settings, [], configs, []) == 1
+        start: Any = None  # no model is started
+        assert lifecycle.serve(settings, start, []) == 1
     (message,) = [record.getMessage() for record in caplog.records]
     assert message.startswith("cannot serve: The store of responses ")
     assert str(file) in message
