@@ -55,7 +55,7 @@ class Lookup:
         load_format: which files are wanted.
         hub: where repositories are.
         is_offline: nothing is downloaded.
-        with_weights: files of weights are needed. A GGUF file, which has all in one, always is.
+        with_weights: weights are needed. A GGUF file, which has all in one, always is, but its head is enough.
     """
 
     revision: str | None = None
@@ -101,34 +101,34 @@ def find_folder(model: str, lookup: Lookup) -> Path:
     if model in BUNDLED:
         return Path(str(files("quire") / "bundled" / BUNDLED[model]))
     if _is_dir(model):
-        return _folder_of(model, Path(model), "", lookup.load_format)
+        return _folder_of(model, Path(model), "", lookup)
     if _is_file(model):
-        return _folder_of_file(model, lookup.load_format)
+        return _folder_of_file(model, lookup)
     directory, variant = split_variant(model)
     if variant and _is_dir(directory):
-        return _folder_of(model, Path(directory), variant, lookup.load_format)
+        return _folder_of(model, Path(directory), variant, lookup)
     if Path(model).is_absolute() or model.startswith((".", "~")):
         raise ConfigError(f"quire: {model!r} is neither a file nor a directory")
     return _downloaded(model, lookup)
 
 
-def _folder_of_file(model: str, load_format: LoadFormat) -> Path:
+def _folder_of_file(model: str, lookup: Lookup) -> Path:
     """The directory of a model in a file."""
     if not model.endswith(_GGUF):
         raise ConfigError(
             f"quire: {model!r} is a file; expected a .gguf file, or a directory with config.json, tokenizer.json "
             "and .safetensors files"
         )
-    if load_format == "safetensors":
+    if lookup.load_format == "safetensors":
         raise ConfigError(f"quire: {model!r} is a GGUF file, but --load-format is safetensors")
     if is_projector(model):
         raise ConfigError(f"quire: {model!r} {_PROJECTOR}")
-    return _gguf_folder(Path(model))
+    return _gguf_folder(Path(model), lookup)
 
 
-def _folder_of(model: str, folder: Path, variant: str, load_format: LoadFormat) -> Path:
+def _folder_of(model: str, folder: Path, variant: str, lookup: Lookup) -> Path:
     """The directory of a model in a directory: itself, unless a GGUF file is wanted or there are no other weights."""
-    names = _files_in(folder)
+    names, load_format = _files_in(folder), lookup.load_format
     if not variant and _wants_safetensors(names, load_format):
         return folder
     inner = [f"{path.parent.name}/{path.name}" for path in sorted(folder.glob(f"*/*{_GGUF}"))]
@@ -136,7 +136,7 @@ def _folder_of(model: str, folder: Path, variant: str, load_format: LoadFormat) 
     if file is None:
         _check_format(model, names)
         return folder
-    return _gguf_folder(folder / file)
+    return _gguf_folder(folder / file, lookup)
 
 
 def _wants_safetensors(names: Sequence[str], load_format: LoadFormat) -> bool:
@@ -179,7 +179,7 @@ def _downloaded(model: str, lookup: Lookup) -> Path:
         raise ConfigError(f"quire: {model!r} is not a directory, and {error}") from error
     if any(not (snapshot.folder / path).exists() for path in needed):
         raise NotHere(f"quire: files of {model!r} are not on this machine, and nothing may be downloaded")
-    return snapshot.folder if file is None else _gguf_folder(snapshot.folder / file)
+    return snapshot.folder if file is None else _gguf_folder(snapshot.folder / file, lookup)
 
 
 def _needed(model: str, name: ModelName, snapshot: Snapshot, lookup: Lookup) -> tuple[str | None, Sequence[str]]:
@@ -200,14 +200,14 @@ def _needed(model: str, name: ModelName, snapshot: Snapshot, lookup: Lookup) -> 
     return None, small_files(names)
 
 
-def _gguf_folder(file: Path) -> Path:
+def _gguf_folder(file: Path, lookup: Lookup) -> Path:
     """The directory that is made of a GGUF file, with the parts of a config and a tokenizer in its metadata.
 
     Raises:
         ConfigError: its model is not supported.
     """
     try:
-        folder = model_folder(file)
+        folder = model_folder(file, with_weights=lookup.with_weights)
     except ModelError as error:
         raise ConfigError(f"quire: {error}") from error
     logger.info("%s: config and tokenizer are those in the file, written to %s", file, folder)
