@@ -82,13 +82,13 @@ def resolve_models(arguments: Sequence[str], served_names: Sequence[str], lookup
     """
     models = list(arguments) or list(BUNDLED)
     if twice := [model for model in models if models.count(model) > 1]:
-        raise ConfigError(f"quire serve: MODEL contains {twice[0]!r} twice")
+        raise ConfigError(f"quire: MODEL contains {twice[0]!r} twice")
     names = _names(models, served_names, first_only=not arguments)
     sources = [ModelSource(find_folder(model, lookup), model, names[model]) for model in models]
     all_names = [name for source in sources for name in source.names]
     for name in all_names:
         if all_names.count(name) > 1:
-            raise ConfigError(f"quire serve: two models have the name {name!r}; use --served-model-name NAME=MODEL")
+            raise ConfigError(f"quire: two models have the name {name!r}; use --served-model-name NAME=MODEL")
     return sources
 
 
@@ -239,10 +239,10 @@ def _names(models: Sequence[str], served: Sequence[str], *, first_only: bool) ->
     for entry in served:
         name, equals, model = entry.partition("=")
         if not equals and len(models) > 1 and not first_only:
-            raise ConfigError(f"quire serve: with several models --served-model-name expects NAME=MODEL, not {entry!r}")
+            raise ConfigError(f"quire: with several models --served-model-name expects NAME=MODEL, not {entry!r}")
         target = model if equals else models[0]
         if target not in names_by_model or not name:
-            raise ConfigError(f"quire serve: --served-model-name {entry!r} does not match any MODEL")
+            raise ConfigError(f"quire: --served-model-name {entry!r} does not match any MODEL")
         names_by_model[target].append(name)
     return {model: tuple(names) or _default_names(model) for model, names in names_by_model.items()}
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, CliPositionalArg, PydanticBaseSettingsSource
 
-from quire.config.command import Command
+from quire.config.command import Command, ConfigError
 from quire.config.options import (
     AudioOptions,
     ChatOptions,
@@ -71,7 +71,10 @@ class Serve(
         """Understand vLLM's flags; see `Command.translate`."""
         flags = {cls.flag(name) for name in cls.model_fields}
         switches = {f"--no-{flag[2:]}" for flag in flags}
-        return translate_flags(arguments, frozenset(flags | switches))
+        try:
+            return translate_flags(arguments, frozenset(flags | switches))
+        except ConfigError as error:
+            raise ConfigError(f"quire {cls.name}: {error}") from error
 
     @classmethod
     def settings_customise_sources(
