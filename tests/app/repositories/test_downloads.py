@@ -135,6 +135,14 @@ def test_both_formats(hub: Hub, gguf_file: bytes) -> None:
     assert hub.names_sent == {"config.json", "tokenizer.json"}
 
 
+def test_a_model_whose_weights_are_not_read_is_downloaded_without_them(hub: Hub) -> None:
+    hub.add("some/large", some_files("model.safetensors", "config.json", "tokenizer.json"))
+    folder = find_folder("some/large", Lookup(with_weights=False))
+    assert hub.names_sent == {"config.json", "tokenizer.json"}
+    assert find_folder("some/large", Lookup(with_weights=False)) == folder
+    assert (find_folder("some/large", _ANY) / "model.safetensors").exists()
+
+
 def test_offline_takes_the_quantization_that_is_there(
     hub: Hub, gguf_file: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
