@@ -129,7 +129,8 @@ async def test_a_stopped_engine_leaves_no_thread(tmp_path: Path, monkeypatch: py
 
 async def no_models(_: object) -> AsyncIterator[RunningModel]:
     """Start nothing."""
-    for model in ():
+    models: list[RunningModel] = []
+    for model in models:
         yield model
 
 
