@@ -27,7 +27,7 @@ BUNDLED = {
     "quire-nano-hear": "nano_hear",
     "quire-nano-see": "nano_see",
 }
-_GGUF = ".gguf"
+_GGUF, _WEIGHTS = ".gguf", ".safetensors"
 _CONFIG = "config.json"
 _PROJECTOR = "is the part of a model that reads pictures (mmproj); name the file with its language model"
 
@@ -188,8 +188,10 @@ def _needed(model: str, name: ModelName, snapshot: Snapshot, lookup: Lookup) -> 
     outer = [path for path in names if "/" not in path]
     load_format = lookup.load_format
     if not name.variant and not name.path and _wants_safetensors(outer, load_format):
-        has_weights = lookup.with_weights and load_format != "dummy"
-        return None, needed_files(names, snapshot.folder) if has_weights else small_files(names)
+        if load_format == "dummy":
+            return None, small_files(names)
+        needed = needed_files(names, snapshot.folder)
+        return None, needed if lookup.with_weights else [path for path in needed if not path.endswith(_WEIGHTS)]
     inside = [path for path in names if f"{path}/".startswith(f"{name.path}/" if name.path else "")]
     file = None if load_format == "safetensors" else _chosen(model, inside, name.variant)
     if file is not None:

@@ -20,10 +20,8 @@ from quire.config.command import ConfigError
 from quire.config.commands import Render
 from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.build.unloaded import info_of_unloaded
-from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.model_config import read_model_config
 from tests.support.bodies import BODIES
-from tests.support.encoders import tiny_embedder
 from tests.support.gguf_models import write_gguf
 from tests.support.models import make_model, save_model
 from tests.support.picture_chat import base64_of
@@ -180,14 +178,6 @@ def test_the_head_of_a_gguf_file_is_enough(tmp_path: Path) -> None:
     config = read_model_config(find_folder(str(head), Lookup(with_weights=False)))
     assert config == read_model_config(find_folder(str(file), Lookup()))
     assert info_of_unloaded(config, ModelOptions(), EngineOptions()).max_model_len == 256
-
-
-def test_lengths_that_only_the_loaded_model_knows_are_asked_for(tmp_path: Path) -> None:
-    config = read_model_config(tiny_embedder(tmp_path / "embedder"), "transformers")
-    assert config.spec is None
-    with pytest.raises(UnsupportedModel, match="set --max-model-len"):
-        info_of_unloaded(config, ModelOptions(), EngineOptions())
-    assert info_of_unloaded(config, ModelOptions(max_model_len=32), EngineOptions()).max_model_len == 32
 
 
 def test_it_imports_neither_torch_nor_transformers() -> None:
