@@ -45,6 +45,7 @@ setup(
                 "-O3",
                 "-g0",
                 "-fno-math-errno",
+                "-fvisibility=hidden",  # calls within the library need no table
                 "-fopenmp",
                 "-Wno-psabi",
                 "-Wno-maybe-uninitialized",  # GCC 12 warns of its own headers for AVX-512

@@ -21,7 +21,7 @@ constexpr int64_t SUPER = 256;       // inputs whose scales of 8 bits share a fa
 
 enum class Codes { FOUR, TABLE, SIX, EIGHT };
 
-inline Floats load_float16(const void *from) {
+INLINE Floats load_float16(const void *from) {
 #if defined(HAVE_AVX512)
     return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
 #elif defined(HAVE_AVX2)
@@ -42,16 +42,11 @@ struct ScaleRows {
     const uint8_t *factors;  // of each SUPER inputs; null: `at` is float16
     int shift;               // groups of inputs in SUPER, as power of two
 
-    // Those of a group of inputs, for the 32 outputs.
-    void load(int64_t group, Floats &low, Floats &high) const {
-        if (!factors) {
-            low = load_float16(at + group * 64), high = load_float16(at + group * 64 + 32);
-        } else {
-            const auto *codes = (const int8_t *)at + group * PANEL;
-            const uint8_t *factor = factors + (group >> shift) * 64;
-            low = load_int8(codes) * load_float16(factor);
-            high = load_int8(codes + LANES) * load_float16(factor + 32);
-        }
+    // Those of a group of inputs, for the first or second 16 outputs.
+    INLINE Floats load(int64_t group, int half) const {
+        if (!factors) return load_float16(at + group * 64 + half * 32);
+        const auto *codes = (const int8_t *)at + group * PANEL + half * LANES;
+        return load_int8(codes) * load_float16(factors + (group >> shift) * 64 + half * 32);
     }
 };
 
@@ -112,10 +107,10 @@ struct GroupedWeight {
 
 constexpr int64_t step_bytes(Codes kind) { return kind == Codes::EIGHT ? 512 : kind == Codes::SIX ? 384 : 256; }
 
-inline Ints load_ints(const void *from) { return load_vector<Ints>(from); }
+INLINE Ints load_ints(const void *from) { return load_vector<Ints>(from); }
 
 // The bytes of a table of 16 at indices below 16. The table is in each 16 bytes of its vector.
-inline Ints look_up(Ints table, Ints indices) {
+INLINE Ints look_up(Ints table, Ints indices) {
 #if defined(HAVE_AVX512)
     return (Ints)_mm512_shuffle_epi8((__m512i)table, (__m512i)indices);
 #elif defined(HAVE_AVX2)
@@ -132,7 +127,7 @@ inline Ints look_up(Ints table, Ints indices) {
 
 // The codes of a quad for the first or second 16 outputs, as unsigned bytes.
 template <Codes kind>
-inline Ints unpack(const uint8_t *step, int quad, int half, Ints table) {
+INLINE Ints unpack(const uint8_t *step, int quad, int half, Ints table) {
     if constexpr (kind == Codes::EIGHT) return load_ints(step + quad * 128 + half * 64);
     Words packed = (Words)load_ints(step + quad / 2 * 128 + half * 64);
     Ints codes = (Ints)(quad % 2 ? packed >> 4 : packed) & 0x0f0f0f0f;

@@ -23,7 +23,7 @@ float quantize_row(const typename T::Element *x, int8_t *out, int64_t size) {
 }
 
 // 16 elements of int8 as floats.
-inline Floats load_int8(const int8_t *from) {
+INLINE Floats load_int8(const int8_t *from) {
     Int8s x;
     std::memcpy(&x, from, sizeof x);
     return to_floats(widen(x));
@@ -36,9 +36,9 @@ struct PlainRows {
     // Elements in front of a row's own.
     static constexpr int64_t prefix(int64_t) { return 0; }
     // 32 elements from `at` on: as in T::load_pair, and as they are.
-    static inline void load_pair(const Element *row, int64_t at, Floats &a, Floats &b) { T::load_pair(row + at, a, b); }
-    static inline Words load_pairs(const Element *row, int64_t at) { return load_words(row + at); }
-    static inline void write(const Element *from, Element *row, int64_t dim) { std::memcpy(row, from, dim * sizeof *row); }
+    static INLINE void load_pair(const Element *row, int64_t at, Floats &a, Floats &b) { T::load_pair(row + at, a, b); }
+    static INLINE Words load_pairs(const Element *row, int64_t at) { return load_words(row + at); }
+    static INLINE void write(const Element *from, Element *row, int64_t dim) { std::memcpy(row, from, dim * sizeof *row); }
 };
 
 constexpr int64_t INT8_GROUP = 64;  // elements that share a scale; the last ones of a row may be fewer
@@ -56,7 +56,7 @@ struct Int8Rows {
         constexpr int64_t whole = INT8_GROUP + int64_t(sizeof(float));
         return width - (width + whole - 1) / whole * int64_t(sizeof(float));
     }
-    static inline void load_pair(const Element *row, int64_t at, Floats &a, Floats &b) {
+    static INLINE void load_pair(const Element *row, int64_t at, Floats &a, Floats &b) {
         if constexpr (std::is_same_v<T, Float32>) load_floats(row, at, a, b);
 #if defined(HAVE_AVX2)
         else {  // even and odd elements, which stay floats: in bfloat16 they would go through memory
@@ -72,7 +72,7 @@ struct Int8Rows {
         }
 #endif
     }
-    static inline Words load_pairs(const Element *row, int64_t at) {
+    static INLINE Words load_pairs(const Element *row, int64_t at) {
         Floats a, b;
         load_floats(row, at, a, b);
         alignas(64) uint16_t elements[PAIR];
@@ -80,7 +80,7 @@ struct Int8Rows {
         return load_words(elements);
     }
     // from: elements of T.
-    static inline void write(const typename T::Element *from, Element *row, int64_t dim) {
+    static INLINE void write(const typename T::Element *from, Element *row, int64_t dim) {
         for (int64_t at = 0; at < dim; at += INT8_GROUP) {
             float scale = quantize_row<T>(from + at, row + at, std::min(INT8_GROUP, dim - at));
             std::memcpy(row - scale_bytes(at), &scale, sizeof scale);
@@ -90,21 +90,21 @@ struct Int8Rows {
   private:
     // How far a group's scale is in front of a row's elements.
     static constexpr int64_t scale_bytes(int64_t at) { return (at / INT8_GROUP + 1) * int64_t(sizeof(float)); }
-    static inline float scale_at(const Element *row, int64_t at) {
+    static INLINE float scale_at(const Element *row, int64_t at) {
         float scale;
         std::memcpy(&scale, row - scale_bytes(at), sizeof scale);
         return scale;
     }
 #if defined(HAVE_AVX2)
     // 16 elements times the scale, rounded as BFloat16::store does. A NaN is that of the scale, which has room for the carry.
-    static inline Floats rounded_product(__m256i elements, float scale) {
+    static INLINE Floats rounded_product(__m256i elements, float scale) {
         Ints integers = {(HalfInts)_mm256_cvtepi16_epi32(_mm256_castsi256_si128(elements)),
                          (HalfInts)_mm256_cvtepi16_epi32(_mm256_extracti128_si256(elements, 1))};
         Words bits = (Words)(to_floats(integers) * scale);
         return (Floats)((bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000);
     }
 #endif
-    static inline void load_floats(const Element *row, int64_t at, Floats &a, Floats &b) {
+    static INLINE void load_floats(const Element *row, int64_t at, Floats &a, Floats &b) {
         float scale = scale_at(row, at);
         a = load_int8(row + at) * scale, b = load_int8(row + at + LANES) * scale;
     }

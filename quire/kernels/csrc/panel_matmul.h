@@ -8,7 +8,11 @@
 #include "activations.h"
 
 constexpr int64_t PANEL = 2 * LANES;            // outputs
-constexpr int64_t MAX_ROWS = 12;                // whose sums fit into registers beside the weights
+#if defined(HAVE_AVX2)
+constexpr int64_t MAX_ROWS = 5;  // whose sums for one vector of outputs fit into registers beside the weights
+#else
+constexpr int64_t MAX_ROWS = 12;  // whose sums for two vectors do
+#endif
 constexpr int64_t L2_WEIGHT_BYTES = 768 << 10;  // weights that stay in a core's second-level cache
 constexpr int64_t SMALL_BATCH = 64;             // rows up to which reading the weights dominates
 constexpr int64_t ITEMS_PER_THREAD = 48;        // of work, so that all threads end at about the same time
@@ -66,7 +70,7 @@ struct Tiling {
 };
 
 // Adds the products of two inputs, the halves of x, to 16 outputs.
-inline Floats dot_add(Floats total, Words weights, uint32_t x) { return dot_add(total, weights, Words{} + x); }
+INLINE Floats dot_add(Floats total, Words weights, uint32_t x) { return dot_add(total, weights, Words{} + x); }
 
 // The words of up to 12 rows at the same inputs. Three pointers and two distances stay in registers; of a pointer for each
 // row the compiler would keep some elsewhere, and fetch them in every turn of the loop.
@@ -75,12 +79,9 @@ class RowWords {
     // stride: bytes between rows.
     RowWords(const void *x, int64_t stride)
         : first_((const char *)x), second_(first_ + 4 * stride), third_(second_ + 4 * stride), stride_(stride), thrice_(3 * stride) {}
-    uint32_t operator[](int row) const {
+    const uint32_t *at(int row) const {
         const char *at = row < 4 ? first_ : row < 8 ? second_ : third_;
-        at += row % 4 == 3 ? thrice_ : row % 4 * stride_;
-        uint32_t word;
-        std::memcpy(&word, at, sizeof word);
-        return word;
+        return (const uint32_t *)(at + (row % 4 == 3 ? thrice_ : row % 4 * stride_));
     }
     void advance() {
         first_ += sizeof(uint32_t), second_ += sizeof(uint32_t), third_ += sizeof(uint32_t);
@@ -98,7 +99,7 @@ class ColumnWords {
   public:
     // stride: words between inputs.
     ColumnWords(const uint32_t *x, int64_t stride) : at_(x), stride_(stride) {}
-    uint32_t operator[](int row) const { return at_[row]; }
+    const uint32_t *at(int row) const { return at_ + row; }
     void advance() { at_ += stride_; }
 
   private:
@@ -106,27 +107,92 @@ class ColumnWords {
     int64_t stride_;
 };
 
-// Products of `rows` rows with one panel. Passes each row's 32 sums to epilogue(row, first 16, second 16) while they are in
-// registers. Loops over rows are unrolled early, else the compiler keeps the sums in memory because of the prefetches.
+// Sums of the rows of a tile for the two vectors of a panel's outputs.
+template <int rows>
+struct TileSums {
+    Floats values[rows][2];
+};
+
+// Vectors of outputs whose sums are computed in one pass over a tile's inputs.
+constexpr int vectors_of_a_pass([[maybe_unused]] int rows) {
+#if defined(HAVE_AVX2)
+    return rows > 2 ? 1 : 2;
+#else
+    return 2;
+#endif
+}
+
+// A word in all lanes. `at` need not be aligned, nor point to words.
+INLINE Words broadcast_word(const uint32_t *at) {
+#if defined(HAVE_AVX2)  // what comes next is done with vectors: the compiler would do it before, and then copy a register
+    typedef uint32_t __attribute__((may_alias)) Word;
+    HalfWords x;
+    asm volatile("vpbroadcastd %1, %0" : "=x"(x) : "m"(*(const Word *)at));
+    return {x, x};
+#else
+    uint32_t word;
+    std::memcpy(&word, at, sizeof word);
+    return Words{} + word;
+#endif
+}
+
+// Adds the products of a word of inputs of each row with its weights, for a pass's outputs from the vector `first` on. A word
+// is one float32 or two bfloat16 elements.
+template <class T, int first, int rows, class Inputs>
+INLINE void add_word(TileSums<rows> &sums, const void *weights, const Inputs &inputs) {
+    constexpr int vectors = vectors_of_a_pass(rows);
+    Words words[vectors];
+    for (int v = 0; v < vectors; v++) words[v] = load_words((const char *)weights + (first + v) * sizeof(Words));
+    auto add = [&](auto multiplied) __attribute__((always_inline)) {
+#pragma GCC unroll 12
+        for (int row = 0; row < rows; row++) {
+            Words x = broadcast_word(inputs.at(row));
+            for (int v = 0; v < vectors; v++)
+                sums.values[row][first + v] = multiplied(sums.values[row][first + v], words[v], x);
+        }
+    };
+    if constexpr (std::is_same_v<T, Float32>)
+        add([](Floats total, Words weight, Words x) { return total + (Floats)weight * (Floats)x; });
+    else if constexpr (BF16_DOT)
+        add([](Floats total, Words weight, Words x) { return dot_add(total, weight, x); });
+    else {  // as dot_add does, one element of all rows after the other: registers have room for the weights of one
+        add([](Floats total, Words weight, Words x) { return total + (Floats)(weight & 0xffff0000) * (Floats)(x & 0xffff0000); });
+        add([](Floats total, Words weight, Words x) { return total + (Floats)(weight << 16) * (Floats)(x << 16); });
+    }
+}
+
+struct NoPrefetch {
+    void fetch() {}
+};
+
+// Products of `rows` rows with one panel of words (words, 32). Passes each row's 32 sums to epilogue(row, first 16, second
+// 16). Loops over rows are unrolled early, else the compiler keeps the sums in memory because of the prefetches.
+template <class T, int rows, class Inputs, class Prefetch, class Epilogue>
+void word_matmul(Inputs inputs, const uint32_t *panel, int64_t words, Prefetch prefetch, const Epilogue &epilogue) {
+    TileSums<rows> sums;
+    auto pass = [&](auto number) __attribute__((always_inline)) {
+        constexpr int first = decltype(number)::value;
+#pragma GCC unroll 12
+        for (int row = 0; row < rows; row++)
+            for (int v = first; v < first + vectors_of_a_pass(rows); v++) sums.values[row][v] = broadcast(0.0f);
+        Inputs at = inputs;
+        for (int64_t i = 0; i < words; i++, at.advance()) {
+            if (first == 0) prefetch.fetch();
+            add_word<T, first>(sums, panel + i * PANEL, at);
+        }
+    };
+    pass(std::integral_constant<int, 0>{});
+    if constexpr (vectors_of_a_pass(rows) == 1) pass(std::integral_constant<int, 1>{});
+#pragma GCC unroll 12
+    for (int row = 0; row < rows; row++) epilogue(row, sums.values[row][0], sums.values[row][1]);
+}
+
+// The same of a panel of bfloat16 (size_in / 2, 32, 2).
 template <int rows, class Epilogue>
 void panel_matmul(const uint16_t *x, int64_t stride, const uint16_t *panel, int64_t size_in, PrefetchStream prefetch,
                   const Epilogue &epilogue) {
-    Floats low[rows], high[rows];
-#pragma GCC unroll 12
-    for (int row = 0; row < rows; row++) low[row] = high[row] = broadcast(0.0f);
-    RowWords inputs(x, stride * int64_t(sizeof *x));
-    for (int64_t i = 0; i < size_in; i += 2, inputs.advance()) {
-        Words first = load_words(panel + i * PANEL), second = load_words(panel + i * PANEL + PAIR);
-        prefetch.fetch();
-#pragma GCC unroll 12
-        for (int row = 0; row < rows; row++) {
-            uint32_t pair = inputs[row];
-            low[row] = dot_add(low[row], first, pair);
-            high[row] = dot_add(high[row], second, pair);
-        }
-    }
-#pragma GCC unroll 12
-    for (int row = 0; row < rows; row++) epilogue(row, low[row], high[row]);
+    word_matmul<BFloat16, rows>(RowWords(x, stride * int64_t(sizeof *x)), (const uint32_t *)panel, size_in / 2, prefetch,
+                                epilogue);
 }
 
 template <class Epilogue>
@@ -142,36 +208,6 @@ PanelMatmul<Epilogue> *panel_matmul_for(int64_t count, std::integer_sequence<int
 template <class Epilogue>
 PanelMatmul<Epilogue> *panel_matmul_for(int64_t rows) {
     return panel_matmul_for<Epilogue>(rows, std::make_integer_sequence<int, int(MAX_ROWS)>{});
-}
-
-template <class T>
-Floats dot_word(Floats total, Words weights, uint32_t x) {
-    if constexpr (std::is_same_v<T, BFloat16>) return dot_add(total, weights, x);
-    else return total + (Floats)weights * (Floats)(Words{} + x);
-}
-
-struct NoPrefetch {
-    void fetch() {}
-};
-
-// See panel_matmul. Inputs and the panel (words, 32) are words: one float32 or two bfloat16 elements.
-template <class T, int rows, class Inputs, class Prefetch, class Epilogue>
-void word_matmul(Inputs inputs, const uint32_t *panel, int64_t words, Prefetch prefetch, const Epilogue &epilogue) {
-    Floats low[rows], high[rows];
-#pragma GCC unroll 12
-    for (int row = 0; row < rows; row++) low[row] = high[row] = broadcast(0.0f);
-    for (int64_t i = 0; i < words; i++, inputs.advance()) {
-        Words first = load_words(panel + i * PANEL), second = load_words(panel + i * PANEL + LANES);
-        prefetch.fetch();
-#pragma GCC unroll 12
-        for (int row = 0; row < rows; row++) {
-            uint32_t word = inputs[row];
-            low[row] = dot_word<T>(low[row], first, word);
-            high[row] = dot_word<T>(high[row], second, word);
-        }
-    }
-#pragma GCC unroll 12
-    for (int row = 0; row < rows; row++) epilogue(row, low[row], high[row]);
 }
 
 template <class Inputs, class Prefetch, class Epilogue>
@@ -206,7 +242,7 @@ class OutputEpilogue {
         : OutputEpilogue((Element *)a.out + row * a.size_out + output, a.size_out, rows, a.size_out - output) {
         if (a.bias) std::memcpy(bias_, a.bias + output, count_ * sizeof(float));
     }
-    void operator()(int row, Floats low, Floats high) const {
+    INLINE void operator()(int row, Floats low, Floats high) const {
         low += Float32::load(bias_), high += Float32::load(bias_ + LANES);
         Element *out = out_ + row * stride_;
         if (count_ == PANEL) return T::store2(out, low, high);

@@ -6,30 +6,30 @@
 
 struct Float32 {
     typedef float Element;
-    static inline Floats load(const float *from) {
+    static INLINE Floats load(const float *from) {
         return load_vector<Floats>(from);
     }
-    static inline void store(float *to, Floats x) { store_vector(to, x); }
-    static inline void store2(float *to, Floats a, Floats b) { store(to, a), store(to + LANES, b); }
-    static inline void load_pair(const float *from, Floats &a, Floats &b) { a = load(from), b = load(from + LANES); }
-    static inline void store_pair(float *to, Floats a, Floats b) { store(to, a), store(to + LANES, b); }
-    static inline float to_float(float x) { return x; }
-    static inline float from_float(float x) { return x; }
+    static INLINE void store(float *to, Floats x) { store_vector(to, x); }
+    static INLINE void store2(float *to, Floats a, Floats b) { store(to, a), store(to + LANES, b); }
+    static INLINE void load_pair(const float *from, Floats &a, Floats &b) { a = load(from), b = load(from + LANES); }
+    static INLINE void store_pair(float *to, Floats a, Floats b) { store(to, a), store(to + LANES, b); }
+    static INLINE float to_float(float x) { return x; }
+    static INLINE float from_float(float x) { return x; }
 };
 
 struct BFloat16 {
     typedef uint16_t Element;
-    static inline Floats load(const uint16_t *from) {
+    static INLINE Floats load(const uint16_t *from) {
         Halves x;
         std::memcpy(&x, from, sizeof x);
         return (Floats)(widen(x) << 16);
     }
     // Rounds to nearest, ties to even; NaN is kept.
-    static inline void store(uint16_t *to, Floats x) {
+    static INLINE void store(uint16_t *to, Floats x) {
         Halves out = to_bfloat16(x);
         std::memcpy(to, &out, sizeof out);
     }
-    static inline void store2(uint16_t *to, Floats a, Floats b) {
+    static INLINE void store2(uint16_t *to, Floats a, Floats b) {
 #if defined(HAVE_BF16_DOT)
         __m512bh both = _mm512_cvtne2ps_pbh((__m512)b, (__m512)a);
         std::memcpy(to, &both, sizeof both);
@@ -38,14 +38,14 @@ struct BFloat16 {
 #endif
     }
     // Even and odd elements of 32: two operations instead of the four that keeping their order takes.
-    static inline void load_pair(const uint16_t *from, Floats &even, Floats &odd) {
+    static INLINE void load_pair(const uint16_t *from, Floats &even, Floats &odd) {
         Words both = load_vector<Words>(from);
         even = (Floats)(both << 16), odd = (Floats)(both & 0xffff0000);
     }
-    static inline void store_pair(uint16_t *to, Floats even, Floats odd) {
+    static INLINE void store_pair(uint16_t *to, Floats even, Floats odd) {
         store_vector(to, widen(to_bfloat16(even)) | widen(to_bfloat16(odd)) << 16);
     }
-    static inline Halves to_bfloat16(Floats x) {
+    static INLINE Halves to_bfloat16(Floats x) {
 #if defined(HAVE_BF16_DOT)  // flushes denormals, below 1.2e-38, to 0
         return (Halves)_mm512_cvtneps_pbh((__m512)x);
 #else
@@ -54,13 +54,13 @@ struct BFloat16 {
         return narrow(bits >> 16);
 #endif
     }
-    static inline float to_float(uint16_t x) {
+    static INLINE float to_float(uint16_t x) {
         uint32_t bits = uint32_t(x) << 16;
         float out;
         std::memcpy(&out, &bits, sizeof out);
         return out;
     }
-    static inline uint16_t from_float(float x) {
+    static INLINE uint16_t from_float(float x) {
         if (x != x) return 0x7fc0;
         uint32_t bits;
         std::memcpy(&bits, &x, sizeof bits);
@@ -69,10 +69,10 @@ struct BFloat16 {
 };
 
 // Words of what is in bfloat16 already: a in the lower halves, b in the upper ones.
-inline Words pack_floats(Floats a, Floats b) { return (Words)a >> 16 | ((Words)b & 0xffff0000); }
+INLINE Words pack_floats(Floats a, Floats b) { return (Words)a >> 16 | ((Words)b & 0xffff0000); }
 
 // Words of bfloat16: the rounded elements of a in the lower halves, those of b in the upper ones.
-inline Words round_pairs(Floats a, Floats b) {
+INLINE Words round_pairs(Floats a, Floats b) {
 #if defined(HAVE_BF16_DOT)  // in the order of vectors first: two operations instead of four
     typedef uint16_t Elements __attribute__((vector_size(64)));
     return (Words)__builtin_shuffle((Elements)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a),
@@ -87,29 +87,29 @@ inline Words round_pairs(Floats a, Floats b) {
 constexpr bool BF16_DOT = true;  // there is an instruction for dot products of bfloat16 elements
 
 // total[i] + a[2i + 1] * b[2i + 1] + a[2i] * b[2i] for 16 i, in this order, where a and b are 32 bfloat16 elements.
-inline Floats dot_add(Floats total, Words a, Words b) {
+INLINE Floats dot_add(Floats total, Words a, Words b) {
     return (Floats)_mm512_dpbf16_ps((__m512)total, (__m512bh)a, (__m512bh)b);
 }
 #else
 constexpr bool BF16_DOT = false;
 
-inline Floats dot_add(Floats total, Words a, Words b) {
+INLINE Floats dot_add(Floats total, Words a, Words b) {
     return total + (Floats)(a & 0xffff0000) * (Floats)(b & 0xffff0000) + (Floats)(a << 16) * (Floats)(b << 16);
 }
 #endif
 
-inline Words load_words(const void *from) { return load_vector<Words>(from); }
+INLINE Words load_words(const void *from) { return load_vector<Words>(from); }
 
 #if defined(HAVE_AVX512)  // gcc would compare and select; b if one is NaN, as below
-inline Floats maximum(Floats a, Floats b) { return (Floats)_mm512_max_ps((__m512)a, (__m512)b); }
-inline Floats minimum(Floats a, Floats b) { return (Floats)_mm512_min_ps((__m512)a, (__m512)b); }
+INLINE Floats maximum(Floats a, Floats b) { return (Floats)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE Floats minimum(Floats a, Floats b) { return (Floats)_mm512_min_ps((__m512)a, (__m512)b); }
 #else
-inline Floats maximum(Floats a, Floats b) { return select(a > b, a, b); }
-inline Floats minimum(Floats a, Floats b) { return select(a < b, a, b); }
+INLINE Floats maximum(Floats a, Floats b) { return select(a > b, a, b); }
+INLINE Floats minimum(Floats a, Floats b) { return select(a < b, a, b); }
 #endif
 
 // The horizontal sum of each of 16 vectors; x is overwritten.
-inline Floats horizontal_sums(Floats *x) {
+INLINE Floats horizontal_sums(Floats *x) {
     for (int i = 0; i < 8; i++) x[i] = fold_halves<8>(x[i], x[i + 8]);
     for (int i = 0; i < 4; i++) x[i] = fold_halves<4>(x[i], x[i + 4]);
     for (int i = 0; i < 2; i++) x[i] = fold_halves<2>(x[i], x[i + 2]);
@@ -117,7 +117,7 @@ inline Floats horizontal_sums(Floats *x) {
 }
 
 // Transposes 16 rows of 16 words.
-inline void transpose(Words *x) {
+INLINE void transpose(Words *x) {
 #pragma GCC unroll 16
     for (int i = 0; i < 8; i++) exchange_halves<8>(x[i], x[i + 8]);
 #pragma GCC unroll 16
@@ -131,7 +131,7 @@ inline void transpose(Words *x) {
 }
 
 // e^r for |r| <= ln(2) / 2: the minimax polynomial of Cephes' expf, relative error below 2e-7.
-inline Floats exp_reduced(Floats r) {
+INLINE Floats exp_reduced(Floats r) {
     Floats p = broadcast(1.9875691500e-4f);
     p = p * r + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
@@ -142,7 +142,7 @@ inline Floats exp_reduced(Floats r) {
 }
 
 // e^x as 2^n * e^r; NaN is kept.
-inline Floats vector_exp(Floats given) {
+INLINE Floats vector_exp(Floats given) {
 #if defined(HAVE_AVX512)
     Floats x = minimum(broadcast(88.7f), maximum(broadcast(-104.0f), given));  // keeps NaN
     __m512 n = _mm512_roundscale_ps((__m512)(x * 1.44269504088896341f), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -159,7 +159,7 @@ inline Floats vector_exp(Floats given) {
 }
 
 // 2^x for x <= 0; relative error below 4e-7, but may be 0 where 2^x is below 1e-37. NaN is kept.
-inline Floats vector_exp2(Floats given) {
+INLINE Floats vector_exp2(Floats given) {
 #if defined(HAVE_AVX512)
     Floats x = maximum(broadcast(-160.0f), given);
     Floats n = (Floats)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -183,7 +183,7 @@ inline Floats vector_exp2(Floats given) {
 }
 
 // The same to be rounded to bfloat16: relative error below 1.1e-4.
-inline Floats rough_exp2(Floats x) {
+INLINE Floats rough_exp2(Floats x) {
 #if defined(HAVE_AVX512)
     Floats r = (Floats)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF);  // x - floor(x), 0 of infinity; scalef takes floor(x)
     Floats p = broadcast(0.078024522f);
@@ -197,7 +197,7 @@ inline Floats rough_exp2(Floats x) {
 }
 
 // tanh(x) from e^2x; near 0 from its series, where the quotient would lose digits.
-inline Floats vector_tanh(Floats x) {
+INLINE Floats vector_tanh(Floats x) {
     Floats e = vector_exp(2.0f * minimum(maximum(x, broadcast(-10.0f)), broadcast(10.0f)));
     Floats square = x * x;
     Floats series = x * (1.0f + square * (-0.333333333f + square * (0.133333333f - square * 0.053968254f)));

@@ -2,6 +2,10 @@
 // operators, like vectors of the compiler.
 #pragma once
 
+// For functions of vectors: a call would pass them through memory. The compiler stops to inline in functions as large as
+// unrolled products, and sums that a call takes by reference are then kept in memory as well.
+#define INLINE inline __attribute__((always_inline))
+
 typedef uint16_t Halves __attribute__((vector_size(32)));
 typedef uint8_t Bytes __attribute__((vector_size(16)));
 typedef int8_t Int8s __attribute__((vector_size(16)));
@@ -30,20 +34,20 @@ struct Vector {
     }
     // The same bits as another type.
     template <class Other>
-    explicit operator Vector<Other>() const {
+    INLINE explicit operator Vector<Other>() const {
         return {(Other)low, (Other)high};
     }
-    Element operator[](int lane) const { return lane < HALF ? low[lane] : high[lane - HALF]; }
-    Vector operator-() const { return {-low, -high}; }
-    Vector operator~() const { return {~low, ~high}; }
+    INLINE Element operator[](int lane) const { return lane < HALF ? low[lane] : high[lane - HALF]; }
+    INLINE Vector operator-() const { return {-low, -high}; }
+    INLINE Vector operator~() const { return {~low, ~high}; }
 
-#define QUIRE_OPERATOR(op)                                                                          \
-    friend Vector operator op(Vector a, Vector b) { return {a.low op b.low, a.high op b.high}; }    \
-    friend Vector operator op(Vector a, Element b) { return {a.low op b, a.high op b}; }            \
-    friend Vector operator op(Element a, Vector b) { return {a op b.low, a op b.high}; }            \
-    template <class Other>                                                                          \
-    Vector &operator op##=(Other other) {                                                           \
-        return *this = *this op other;                                                              \
+#define QUIRE_OPERATOR(op) \
+    friend INLINE Vector operator op(Vector a, Vector b) { return {a.low op b.low, a.high op b.high}; } \
+    friend INLINE Vector operator op(Vector a, Element b) { return {a.low op b, a.high op b}; } \
+    friend INLINE Vector operator op(Element a, Vector b) { return {a op b.low, a op b.high}; } \
+    template <class Other> \
+    INLINE Vector &operator op##=(Other other) { \
+        return *this = *this op other; \
     }
     QUIRE_OPERATOR(+)
     QUIRE_OPERATOR(-)
@@ -55,9 +59,9 @@ struct Vector {
     QUIRE_OPERATOR(<<)
     QUIRE_OPERATOR(>>)
 #undef QUIRE_OPERATOR
-#define QUIRE_COMPARISON(op)                                                                                  \
-    friend Vector<HalfMask> operator op(Vector a, Vector b) { return {a.low op b.low, a.high op b.high}; }    \
-    friend Vector<HalfMask> operator op(Vector a, Element b) { return {a.low op b, a.high op b}; }
+#define QUIRE_COMPARISON(op) \
+    friend INLINE Vector<HalfMask> operator op(Vector a, Vector b) { return {a.low op b.low, a.high op b.high}; } \
+    friend INLINE Vector<HalfMask> operator op(Vector a, Element b) { return {a.low op b, a.high op b}; }
     QUIRE_COMPARISON(==)
     QUIRE_COMPARISON(!=)
     QUIRE_COMPARISON(<)
@@ -77,46 +81,46 @@ typedef Vector<HalfInts> Ints;
 typedef Vector<HalfWords> Words;
 
 template <class Type>
-Type load_vector(const void *from) {
+INLINE Type load_vector(const void *from) {
     Type x;
     std::memcpy(&x.low, from, sizeof x.low);
     std::memcpy(&x.high, (const char *)from + sizeof x.low, sizeof x.high);
     return x;
 }
 template <class Half>
-void store_vector(void *to, Vector<Half> x) {
+INLINE void store_vector(void *to, Vector<Half> x) {
     std::memcpy(to, &x.low, sizeof x.low);
     std::memcpy((char *)to + sizeof x.low, &x.high, sizeof x.high);
 }
 
-inline Floats broadcast(float x) { return Floats{} + x; }
+INLINE Floats broadcast(float x) { return {(HalfFloats)_mm256_set1_ps(x), (HalfFloats)_mm256_set1_ps(x)}; }
 template <class Half>
-Vector<Half> select(Ints mask, Vector<Half> a, Vector<Half> b) {
+INLINE Vector<Half> select(Ints mask, Vector<Half> a, Vector<Half> b) {
     return {mask.low ? a.low : b.low, mask.high ? a.high : b.high};
 }
-inline Floats to_floats(Ints x) {
+INLINE Floats to_floats(Ints x) {
     return {__builtin_convertvector(x.low, HalfFloats), __builtin_convertvector(x.high, HalfFloats)};
 }
-inline Ints truncate(Floats x) {
+INLINE Ints truncate(Floats x) {
     return {__builtin_convertvector(x.low, HalfInts), __builtin_convertvector(x.high, HalfInts)};
 }
-inline Words widen(Halves x) {
+INLINE Words widen(Halves x) {
     return {(HalfWords)_mm256_cvtepu16_epi32(_mm256_castsi256_si128((__m256i)x)),
             (HalfWords)_mm256_cvtepu16_epi32(_mm256_extracti128_si256((__m256i)x, 1))};
 }
-inline Ints widen(Int8s x) {
+INLINE Ints widen(Int8s x) {
     return {(HalfInts)_mm256_cvtepi8_epi32((__m128i)x), (HalfInts)_mm256_cvtepi8_epi32(_mm_unpackhi_epi64((__m128i)x, (__m128i)x))};
 }
 // Words below 2^16.
-inline Halves narrow(Words x) {
+INLINE Halves narrow(Words x) {
     return (Halves)_mm256_permute4x64_epi64(_mm256_packus_epi32((__m256i)x.low, (__m256i)x.high), 0xd8);
 }
-inline Bytes lowest_bytes(Ints x) {
+INLINE Bytes lowest_bytes(Ints x) {
     __m256i halves = (__m256i)narrow((Words)x & 255);
     return (Bytes)_mm_packus_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
 }
 
-inline float horizontal_sum(Floats vector) {
+INLINE float horizontal_sum(Floats vector) {
     HalfFloats x = vector.low + vector.high;
     x += __builtin_shuffle(x, HalfInts{4, 5, 6, 7, 0, 1, 2, 3});
     x += __builtin_shuffle(x, HalfInts{2, 3, 0, 1, 6, 7, 4, 5});
@@ -125,7 +129,7 @@ inline float horizontal_sum(Floats vector) {
 
 // See below.
 template <int STEP>
-inline Floats fold_halves(Floats a, Floats b) {
+INLINE Floats fold_halves(Floats a, Floats b) {
     if constexpr (STEP == Floats::HALF) return {a.low + a.high, b.low + b.high};
     else {
         constexpr HalfInts lanes = {0, 1, 2, 3, 4, 5, 6, 7};
@@ -135,7 +139,7 @@ inline Floats fold_halves(Floats a, Floats b) {
     }
 }
 template <int STEP>
-inline void exchange_halves(Words &a, Words &b) {
+INLINE void exchange_halves(Words &a, Words &b) {
     if constexpr (STEP == Words::HALF) std::swap(a.high, b.low);
     else {
         constexpr HalfInts lanes = {0, 1, 2, 3, 4, 5, 6, 7};
@@ -145,7 +149,7 @@ inline void exchange_halves(Words &a, Words &b) {
         a = x;
     }
 }
-inline void interleave(Words &a, Words &b) {
+INLINE void interleave(Words &a, Words &b) {
     constexpr HalfInts first = {0, 8, 1, 9, 2, 10, 3, 11};
     Words x = {__builtin_shuffle(a.low, b.low, first), __builtin_shuffle(a.low, b.low, first + 4)};
     b = {__builtin_shuffle(a.high, b.high, first), __builtin_shuffle(a.high, b.high, first + 4)};
@@ -159,34 +163,34 @@ typedef int32_t Ints __attribute__((vector_size(64)));
 typedef uint32_t Words __attribute__((vector_size(64)));
 
 template <class Type>
-Type load_vector(const void *from) {
+INLINE Type load_vector(const void *from) {
     Type x;
     std::memcpy(&x, from, sizeof x);
     return x;
 }
 template <class Type>
-void store_vector(void *to, Type x) {
+INLINE void store_vector(void *to, Type x) {
     std::memcpy(to, &x, sizeof x);
 }
 
-inline Floats broadcast(float x) {
+INLINE Floats broadcast(float x) {
     return Floats{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
 }
 // Elements of a where the mask has all bits set, and of b where it is 0.
 template <class Type>
-Type select(Ints mask, Type a, Type b) {
+INLINE Type select(Ints mask, Type a, Type b) {
     return mask ? a : b;
 }
-inline Floats to_floats(Ints x) { return __builtin_convertvector(x, Floats); }
-inline Ints truncate(Floats x) { return __builtin_convertvector(x, Ints); }
-inline Words widen(Halves x) {
+INLINE Floats to_floats(Ints x) { return __builtin_convertvector(x, Floats); }
+INLINE Ints truncate(Floats x) { return __builtin_convertvector(x, Ints); }
+INLINE Words widen(Halves x) {
 #if defined(HAVE_AVX512)  // gcc converts vectors of this size in two steps
     return (Words)_mm512_cvtepu16_epi32((__m256i)x);
 #else
     return __builtin_convertvector(x, Words);
 #endif
 }
-inline Ints widen(Int8s x) {
+INLINE Ints widen(Int8s x) {
 #if defined(HAVE_AVX512)
     return (Ints)_mm512_cvtepi8_epi32((__m128i)x);
 #else
@@ -194,10 +198,10 @@ inline Ints widen(Int8s x) {
 #endif
 }
 // Words below 2^16.
-inline Halves narrow(Words x) { return __builtin_convertvector(x, Halves); }
-inline Bytes lowest_bytes(Ints x) { return __builtin_convertvector(x, Bytes); }
+INLINE Halves narrow(Words x) { return __builtin_convertvector(x, Halves); }
+INLINE Bytes lowest_bytes(Ints x) { return __builtin_convertvector(x, Bytes); }
 
-inline float horizontal_sum(Floats x) {
+INLINE float horizontal_sum(Floats x) {
     x += __builtin_shuffle(x, Ints{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
     x += __builtin_shuffle(x, Ints{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
     x += __builtin_shuffle(x, Ints{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13});
@@ -207,7 +211,7 @@ inline float horizontal_sum(Floats x) {
 // Adds the halves of each group of `2 * STEP` lanes: the sums of a are in the lower half of the group, those of b in the
 // upper half.
 template <int STEP>
-inline Floats fold_halves(Floats a, Floats b) {
+INLINE Floats fold_halves(Floats a, Floats b) {
     Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     Ints upper = (lanes & STEP) != 0;  // all bits set in lanes whose result comes from b
     Ints low = (lanes & ~STEP) | (upper & LANES);
@@ -216,7 +220,7 @@ inline Floats fold_halves(Floats a, Floats b) {
 
 // Exchanges the upper half of a and the lower half of b in each group of `2 * STEP` lanes.
 template <int STEP>
-inline void exchange_halves(Words &a, Words &b) {
+INLINE void exchange_halves(Words &a, Words &b) {
     Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     Ints upper = (lanes & STEP) != 0;  // all bits set in lanes that come from b
     Ints first = (lanes & ~STEP) | (upper & LANES);
@@ -226,7 +230,7 @@ inline void exchange_halves(Words &a, Words &b) {
 }
 
 // Words of a and b in turns: the first 16 of them, and the last ones.
-inline void interleave(Words &a, Words &b) {
+INLINE void interleave(Words &a, Words &b) {
     constexpr Ints first = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
     Words low = __builtin_shuffle(a, b, first);
     b = __builtin_shuffle(a, b, first + 8);

@@ -46,15 +46,24 @@ struct GroupedLinear {
 };
 REGISTER_OP(GroupedLinear);
 
-// INPUT_GROUP inputs of a row.
+// INPUT_GROUP inputs of each row of a tile. Rows lie side by side, so that products read one stretch of memory.
+template <int rows>
 struct InputBlock {
-    int8_t codes[INPUT_GROUP];
-    float scale;        // NaN if one of the inputs is not finite
-    int32_t starts[2];  // what offsets of weights add to products with each 16 inputs; the first: with all of them
+    int32_t quads[INPUT_GROUP / 4][rows];  // the codes of four inputs each
+    int32_t starts[2][rows];  // what offsets of weights add to products with each 16 inputs; the first: with all of them
+    float scales[rows];       // NaN if one of the inputs is not finite
+};
+constexpr int64_t BLOCK_WORDS = sizeof(InputBlock<1>) / sizeof(int32_t);  // of a row
+
+// Where a row of a tile is.
+struct InputRow {
+    int32_t *words;     // its first one in the tile's first block
+    float *group_sums;  // what is to be multiplied with the minimums of the first group
+    int64_t rows;       // of the tile: how far its words and sums are apart
 };
 
 // The largest magnitude of 32 floats; NaN or infinite if one is.
-inline float largest_magnitude(Floats a, Floats b) {
+INLINE float largest_magnitude(Floats a, Floats b) {
     Ints first = (Ints)a & 0x7fffffff, second = (Ints)b & 0x7fffffff;  // as integers they have the order of magnitudes
 #if defined(HAVE_AVX512)
     int32_t bits = _mm512_reduce_max_epi32(_mm512_max_epi32((__m512i)first, (__m512i)second));
@@ -75,7 +84,7 @@ inline float largest_magnitude(Floats a, Floats b) {
 }
 
 // Rounds 16 floats of magnitudes up to 127. Returns the sum of the integers.
-inline int32_t round_to_bytes(Floats x, int8_t *out) {
+INLINE int32_t round_to_bytes(Floats x, int8_t *out) {
 #if defined(HAVE_AVX512)
     __m512i integers = _mm512_cvtps_epi32((__m512)x);
     _mm_storeu_si128((__m128i *)out, _mm512_cvtepi32_epi8(integers));
@@ -97,15 +106,15 @@ inline int32_t round_to_bytes(Floats x, int8_t *out) {
 #endif
 }
 
-// Quantizes 32 inputs, and sums the integers of each 16.
-inline void quantize_block(Floats a, Floats b, InputBlock &block, int32_t *sums) {
+// Quantizes 32 inputs to `codes`, and sums the integers of each 16. Returns the scale: NaN if an input is not finite.
+INLINE float quantize_block(Floats a, Floats b, int8_t *codes, int32_t *sums) {
     float largest = largest_magnitude(a, b);
     if (!std::isfinite(largest)) a = b = broadcast(0.0f);
     bool rounds = largest > 1e-36f && std::isfinite(largest);  // below, 127 / largest may be infinite
-    block.scale = rounds ? largest / 127.0f : std::isfinite(largest) ? 0.0f : NAN;
     float inverse = rounds ? 127.0f / largest : 0.0f;
-    sums[0] = round_to_bytes(a * inverse, block.codes);
-    sums[1] = round_to_bytes(b * inverse, block.codes + LANES);
+    sums[0] = round_to_bytes(a * inverse, codes);
+    sums[1] = round_to_bytes(b * inverse, codes + LANES);
+    return rounds ? largest / 127.0f : std::isfinite(largest) ? 0.0f : NAN;
 }
 
 constexpr bool has_wide_codes(Codes kind) { return kind == Codes::TABLE || kind == Codes::EIGHT; }
@@ -119,14 +128,15 @@ constexpr int32_t subtracted([[maybe_unused]] Codes kind) {
 #endif
 }
 
-// Quantizes a row, and sums what is to be multiplied with minimums: (groups,), 0 before.
+// Quantizes a row, and sums what is to be multiplied with minimums.
 template <class T>
-void quantize_inputs(const GroupedWeight &w, const typename T::Element *x, InputBlock *blocks, float *group_sums) {
+void quantize_inputs(const GroupedWeight &w, const typename T::Element *x, InputRow row) {
     typedef typename T::Element Element;
     bool halves = w.group == STEP;
-    int64_t per_group = w.group / INPUT_GROUP, group = 0, begun = 0;
+    int64_t per_group = w.group / INPUT_GROUP, begun = 0, apart = row.rows;
     int32_t start = subtracted(w.kind) - w.offset;
-    for (int64_t block = 0; block < w.blocks; block++) {
+    float *group_sum = row.group_sums, open_sum = 0.0f;
+    for (int64_t block = 0; block < w.blocks; block++, row.words += BLOCK_WORDS * apart) {
         const Element *from = x + block * INPUT_GROUP;
         int64_t count = std::min(INPUT_GROUP, w.size_in - block * INPUT_GROUP);
         Element part[INPUT_GROUP];
@@ -135,38 +145,43 @@ void quantize_inputs(const GroupedWeight &w, const typename T::Element *x, Input
                 part[i] = i >= count ? Element(0) : w.order ? x[w.order[block * INPUT_GROUP + i]] : from[i];
             from = part;
         }
-        int32_t sums[2];
-        InputBlock &to = blocks[block];
-        quantize_block(T::load(from), T::load(from + LANES), to, sums);
+        int32_t words[BLOCK_WORDS], sums[2];
+        float scale = quantize_block(T::load(from), T::load(from + LANES), (int8_t *)words, sums);
         int32_t both = sums[0] + sums[1];
-        to.starts[0] = start * (halves ? sums[0] : both), to.starts[1] = start * sums[1];
+        words[8] = start * (halves ? sums[0] : both), words[9] = start * sums[1];
+        std::memcpy(&words[10], &scale, sizeof scale);
+        for (int64_t i = 0; i < BLOCK_WORDS; i++) row.words[i * apart] = words[i];
         if (!w.minimums) continue;
         if (halves) {
-            group_sums[2 * block] = to.scale * float(sums[0]), group_sums[2 * block + 1] = to.scale * float(sums[1]);
+            group_sum[0] = scale * float(sums[0]), group_sum[apart] = scale * float(sums[1]);
+            group_sum += 2 * apart;
         } else {
-            group_sums[group] += to.scale * float(both);
-            if (++begun == per_group) group++, begun = 0;
+            open_sum += scale * float(both);
+            if (++begun < per_group && block + 1 < w.blocks) continue;
+            *group_sum = open_sum, group_sum += apart;
+            begun = 0, open_sum = 0.0f;
         }
     }
 }
 
-inline int32_t load_four(const int8_t *x) {
-    int32_t out;
-    std::memcpy(&out, x, sizeof out);
-    return out;
-}
+// Vectors of 16 outputs that are multiplied at a time: with AVX2 there are 16 registers.
+#if defined(HAVE_AVX2)
+constexpr int VECTORS = 1;
+#else
+constexpr int VECTORS = 2;
+#endif
 
-// Products of integers: of the inputs of a part of a block, which is `quads` quads, with the codes for 32 outputs. With them
-// are the sums that the part starts with.
+// Products of integers: of the inputs of a part of a block, which is `quads` quads, with the codes for outputs of the panel,
+// beginning with those of its vector `first`. With them are the sums that the part starts with.
 template <Codes kind, int quads, int rows>
 struct PartSums {
     static constexpr bool wide = has_wide_codes(kind);
     static constexpr int fetches = step_bytes(kind) / (2 * LINE);  // in a step of four quads
 
-    // Inputs and starts are the first row's, `stride` bytes before those of the next one.
-    inline void compute(const uint8_t *codes, const int8_t *inputs, int64_t stride, const int32_t *starts, Ints table,
+    // inputs: (quads, rows), starts: (rows,)
+    INLINE void compute(const uint8_t *codes, int first, const int32_t *inputs, const int32_t *starts, Ints table,
                         PrefetchStream &prefetch);
-    Ints low[rows], high[rows];
+    Ints sums[rows][VECTORS];
 };
 
 #if defined(HAVE_AVX2)
@@ -176,7 +191,7 @@ struct PartSums {
 // Adds the products of four inputs, the signed bytes of x, with the unsigned bytes of `weights` to 16 outputs. Weights are
 // below 128 unless `wide`.
 template <bool wide>
-inline Ints dot_bytes(Ints total, Ints weights, int32_t x) {
+INLINE Ints dot_bytes(Ints total, Ints weights, int32_t x) {
 #if defined(HAVE_INT8_DOT)
     return (Ints)_mm512_dpbusd_epi32((__m512i)total, (__m512i)weights, _mm512_set1_epi32(x));
 #elif defined(HAVE_AVX512)  // sums of two products have 16 bits: weights of 8 bits do not fit, their halves do
@@ -203,82 +218,90 @@ inline Ints dot_bytes(Ints total, Ints weights, int32_t x) {
 }
 
 template <Codes kind, int quads, int rows>
-void PartSums<kind, quads, rows>::compute(const uint8_t *codes, const int8_t *inputs, int64_t stride, const int32_t *starts,
-                                          Ints table, PrefetchStream &prefetch) {
+INLINE void PartSums<kind, quads, rows>::compute(const uint8_t *codes, int first, const int32_t *inputs,
+                                                 const int32_t *starts, Ints table, PrefetchStream &prefetch) {
 #pragma GCC unroll 12
     for (int row = 0; row < rows; row++)
-        low[row] = high[row] = Ints{} + *(const int32_t *)((const char *)starts + row * stride);
-    for (int step = 0; step < quads / 4; step++, codes += step_bytes(kind), inputs += STEP) {
+        for (int v = 0; v < VECTORS; v++) sums[row][v] = Ints{} + starts[row];
+    for (int step = 0; step < quads / 4; step++, codes += step_bytes(kind)) {
 #pragma GCC unroll 4
-        for (int quad = 0; quad < 4; quad++) {
-            Ints first = unpack<kind>(codes, quad, 0, table), second = unpack<kind>(codes, quad, 1, table);
+        for (int quad = 0; quad < 4; quad++, inputs += rows) {
+            Ints unpacked[VECTORS];
+            for (int v = 0; v < VECTORS; v++) unpacked[v] = unpack<kind>(codes, quad, first + v, table);
             if (quad < fetches) prefetch.fetch();
 #pragma GCC unroll 12
-            for (int row = 0; row < rows; row++) {
-                int32_t four = load_four(inputs + row * stride + 4 * quad);
-                low[row] = dot_bytes<wide>(low[row], first, four);
-                high[row] = dot_bytes<wide>(high[row], second, four);
-            }
+            for (int row = 0; row < rows; row++)
+                for (int v = 0; v < VECTORS; v++) sums[row][v] = dot_bytes<wide>(sums[row][v], unpacked[v], inputs[row]);
         }
     }
 }
 #endif
 
-// Products of `rows` rows, `stride` blocks apart, with one panel: (rows, 32) floats. `sums`: (rows, groups), for minimums.
-// Each output is one chain of sums, over minimums and then over inputs. With `halves` each 16 inputs have a scale. Loops
-// over rows are unrolled early; see panel_matmul.
+// Adds minimums times sums of inputs (groups, rows), for the panel's outputs of the vector `half`.
+template <int rows>
+INLINE void add_minimums(const GroupedWeight &w, const uint8_t *panel, const float *sums, int half, PrefetchStream &prefetch,
+                         TileSums<rows> &totals) {
+    ScaleRows minimums = w.minimums_of(panel);
+    int64_t group_bytes = w.scale_bytes / w.groups, unfetched = 0;
+    Floats products[rows];
+#pragma GCC unroll 12
+    for (int row = 0; row < rows; row++) products[row] = broadcast(0.0f);
+    for (int64_t group = 0; group < w.groups; group++, sums += rows) {
+        Floats minimum = minimums.load(group, half);
+        if (half == 0 && (unfetched += group_bytes) >= 2 * LINE) prefetch.fetch(), unfetched -= 2 * LINE;
+#pragma GCC unroll 12
+        for (int row = 0; row < rows; row++) products[row] += minimum * broadcast(sums[row]);
+    }
+#pragma GCC unroll 12
+    for (int row = 0; row < rows; row++) totals.values[row][half] = products[row];
+}
+
+// Products of a tile's rows with one panel: (rows, 32) floats. `sums`: (groups, rows), for minimums. Each output is one chain
+// of sums, over minimums and then over inputs. With `halves` each 16 inputs have a scale. Loops over rows are unrolled
+// early; see panel_matmul.
 template <Codes kind, bool halves, int rows>
-void grouped_matmul(const GroupedWeight &w, const InputBlock *x, int64_t stride, const float *sums, const uint8_t *panel,
+void grouped_matmul(const GroupedWeight &w, const int32_t *words, const float *sums, const uint8_t *panel,
                     PrefetchStream prefetch, float *out) {
-    Floats low[rows], high[rows];
+    TileSums<rows> totals;
+    for (int half = 0; half < 2; half++) {
+        if (w.minimums) add_minimums<rows>(w, panel, sums, half, prefetch, totals);
+        else
 #pragma GCC unroll 12
-    for (int row = 0; row < rows; row++) low[row] = high[row] = broadcast(0.0f);
-    if (w.minimums) {
-        ScaleRows minimums = w.minimums_of(panel);
-        int64_t group_bytes = w.scale_bytes / w.groups, unfetched = 0;
-        for (int64_t group = 0; group < w.groups; group++) {
-            Floats first, second;
-            minimums.load(group, first, second);
-            unfetched += group_bytes;
-            if (unfetched >= 2 * LINE) prefetch.fetch(), unfetched -= 2 * LINE;
-#pragma GCC unroll 12
-            for (int row = 0; row < rows; row++) {
-                Floats sum = broadcast(sums[row * w.groups + group]);
-                low[row] += first * sum;
-                high[row] += second * sum;
-            }
-        }
+            for (int row = 0; row < rows; row++) totals.values[row][half] = broadcast(0.0f);
     }
     Ints table{};
     if constexpr (kind == Codes::TABLE)
         for (int i = 0; i < 4; i++) std::memcpy((uint8_t *)&table + 16 * i, w.table, sizeof w.table);
     ScaleRows scales = w.scales(panel);
+    const auto *x = (const InputBlock<rows> *)words;
+    constexpr int quads = halves ? 4 : 8;
     int64_t blocks = w.blocks, per_group = halves ? 1 : w.group / INPUT_GROUP, group = 0, begun = 0;
     int64_t block_scale_bytes = w.scale_bytes / blocks, unfetched = 0;
     for (int64_t block = 0; block < blocks; block++, x++) {
-        for (int part = 0; part < (halves ? 2 : 1); part++) {
-            PartSums<kind, halves ? 4 : 8, rows> sums;
-            sums.compute(panel, x->codes + part * STEP, stride * int64_t(sizeof *x), x->starts + part, table, prefetch);
-            panel += (halves ? 1 : 2) * step_bytes(kind);
-            Floats first_scale, second_scale;
-            scales.load(group, first_scale, second_scale);
+        for (int part = 0; part < 8 / quads; part++) {
+#pragma GCC unroll 2
+            for (int first = 0; first < 2; first += VECTORS) {
+                PartSums<kind, quads, rows> products;
+                products.compute(panel, first, x->quads[part * quads], x->starts[part], table, prefetch);
+#pragma GCC unroll 2
+                for (int v = 0; v < VECTORS; v++) {
+                    Floats scale = scales.load(group, first + v);
 #pragma GCC unroll 12
-            for (int row = 0; row < rows; row++) {
-                Floats scale = broadcast(x[row * stride].scale);
-                low[row] += to_floats(sums.low[row]) * (first_scale * scale);
-                high[row] += to_floats(sums.high[row]) * (second_scale * scale);
+                    for (int row = 0; row < rows; row++)
+                        totals.values[row][first + v] += to_floats(products.sums[row][v]) * (scale * broadcast(x->scales[row]));
+                }
             }
+            panel += quads / 4 * step_bytes(kind);
             if (++begun == per_group) group++, begun = 0;
         }
         unfetched += block_scale_bytes;
         if (unfetched >= 2 * LINE) prefetch.fetch(), unfetched -= 2 * LINE;
     }
 #pragma GCC unroll 12
-    for (int row = 0; row < rows; row++) Float32::store2(out + row * PANEL, low[row], high[row]);
+    for (int row = 0; row < rows; row++) Float32::store2(out + row * PANEL, totals.values[row][0], totals.values[row][1]);
 }
 
-typedef void GroupedMatmul(const GroupedWeight &, const InputBlock *, int64_t, const float *, const uint8_t *,
-                           PrefetchStream, float *);
+typedef void GroupedMatmul(const GroupedWeight &, const int32_t *, const float *, const uint8_t *, PrefetchStream, float *);
 
 template <Codes kind, bool halves, int... rows>
 GroupedMatmul *grouped_matmul_for(int64_t count, std::integer_sequence<int, rows...>) {
@@ -325,22 +348,21 @@ void write_outputs(const GroupedLinear &a, const OutputEpilogue<T> &outputs, con
 template <class T, class Out>
 void grouped_linear(const GroupedLinear &a) {
     const GroupedWeight &w = a.weight;
-    int64_t stride = w.blocks + DealiasedRows::aliases(w.blocks * int64_t(sizeof(InputBlock)));
-    int64_t sum_count = w.minimums ? w.groups : 0;
-    Tiling tiling(a.rows, w.size_out, w.panel_bytes, stride * int64_t(sizeof(InputBlock)), MAX_GROUPED_ROWS,
-                  a.following);
+    int64_t row_words = w.blocks * BLOCK_WORDS, row_sums = w.minimums ? w.groups : 0;
+    Tiling tiling(a.rows, w.size_out, w.panel_bytes, row_words * int64_t(sizeof(int32_t)), MAX_GROUPED_ROWS, a.following);
     WorkItems items(tiling.items);
-    std::unique_ptr<InputBlock[]> x(new InputBlock[a.rows * stride]);
-    std::unique_ptr<float[]> sums(new float[a.rows * sum_count]());
+    std::unique_ptr<int32_t[]> x(new int32_t[a.rows * row_words]);
+    std::unique_ptr<float[]> sums(new float[a.rows * row_sums]);
     parallel_for(a.rows, a.rows * w.size_in > SERIAL, [&](int64_t row) {
+        int64_t first = row / tiling.tile * tiling.tile, tile_rows = std::min(tiling.tile, a.rows - first);
         const auto *from = (const typename T::Element *)a.x + row * a.x_stride;
-        quantize_inputs<T>(w, from, &x[row * stride], &sums[row * sum_count]);
+        quantize_inputs<T>(w, from, {&x[first * row_words + row - first], &sums[first * row_sums] + row - first, tile_rows});
     });
     auto body = [&](int64_t row, int64_t rows, int64_t panel, PrefetchStream prefetch) {
         auto *out = (typename Out::Element *)a.out + row * a.out_stride + panel * PANEL;
         OutputEpilogue<Out> outputs(out, a.out_stride, rows, w.size_out - panel * PANEL);
         alignas(64) float products[MAX_GROUPED_ROWS * PANEL];
-        grouped_matmul_for(w, rows)(w, &x[row * stride], stride, &sums[row * sum_count], w.panel(panel), prefetch, products);
+        grouped_matmul_for(w, rows)(w, &x[row * row_words], &sums[row * row_sums], w.panel(panel), prefetch, products);
         write_outputs<Out>(a, outputs, products, row, rows, panel * PANEL);
     };
     run_parallel([&](int) {

@@ -102,54 +102,46 @@ void pack_values(const PagedPrefill &a, int64_t kv_head, int64_t panel, int64_t 
     }
 }
 
-// Sums of some rows for 32 outputs.
-template <int rows>
-struct PanelSums {
-    Floats low[rows], high[rows];
-};
-
 // Products of rows of queries with the keys of a panel, summed as paged_decode does: words a fixed number apart are one
-// partial sum, and partial sums are added in pairs, those half as many apart as there are first.
-template <int rows, int partial_sums>
+// partial sum, and partial sums are added in pairs, those half as many apart as there are first. They are those of a pass, for
+// the panel's keys from the vector `first` on.
+template <int rows, int first, int partial_sums>
 class PanelScores {
-  public:
-    // q: `words` words of each row, one row after the other.
-    PanelScores(const uint32_t *q, const uint16_t *panel, int64_t words) : q_(q), panel_(panel), words_(words) {}
+    static constexpr int vectors = vectors_of_a_pass(rows);
 
-    // The sum of the partial sums `first`, `first` + step, `first` + 2 * step ...
+  public:
+    // q: the words of all rows, (words, rows).
+    PanelScores(const uint32_t *q, const uint16_t *panel, int64_t words) : q_(q), panel_((const uint32_t *)panel), words_(words) {}
+
+    // The sum of the partial sums `begin`, `begin` + step, `begin` + 2 * step ...
     template <int step = 1>
-    __attribute__((always_inline)) PanelSums<rows> sum(int first = 0) const {
-        if constexpr (step == partial_sums) return partial_sum(first);
+    INLINE TileSums<rows> sum(int begin = 0) const {
+        if constexpr (step == partial_sums) return partial_sum(begin);
         else {
-            PanelSums<rows> a = sum<2 * step>(first), b = sum<2 * step>(first + step);
+            TileSums<rows> a = sum<2 * step>(begin), b = sum<2 * step>(begin + step);
 #pragma GCC unroll 12
-            for (int row = 0; row < rows; row++) a.low[row] += b.low[row], a.high[row] += b.high[row];
+            for (int row = 0; row < rows; row++)
+                for (int v = first; v < first + vectors; v++) a.values[row][v] += b.values[row][v];
             return a;
         }
     }
 
   private:
-    __attribute__((always_inline)) PanelSums<rows> partial_sum(int first) const {
-        PanelSums<rows> sums;
+    INLINE TileSums<rows> partial_sum(int begin) const {
+        TileSums<rows> sums;
 #pragma GCC unroll 12
-        for (int row = 0; row < rows; row++) sums.low[row] = sums.high[row] = broadcast(0.0f);
-        for (int64_t i = first; i < words_; i += partial_sums) {
-            Words low = load_words(panel_ + i * PAIR * 2), high = load_words(panel_ + i * PAIR * 2 + PAIR);
-#pragma GCC unroll 12
-            for (int row = 0; row < rows; row++) {
-                sums.low[row] = dot_add(sums.low[row], low, q_[row * words_ + i]);
-                sums.high[row] = dot_add(sums.high[row], high, q_[row * words_ + i]);
-            }
-        }
+        for (int row = 0; row < rows; row++)
+            for (int v = first; v < first + vectors; v++) sums.values[row][v] = broadcast(0.0f);
+        for (int64_t i = begin; i < words_; i += partial_sums)
+            add_word<BFloat16, first>(sums, panel_ + i * PANEL, ColumnWords(q_ + i * rows, rows));
         return sums;
     }
 
-    const uint32_t *q_;
-    const uint16_t *panel_;
+    const uint32_t *q_, *panel_;
     int64_t words_;
 };
 
-constexpr int64_t SCORE_ROWS = 6;  // queries whose partial sums fit into registers, but for a few
+constexpr int64_t SCORE_ROWS = std::min<int64_t>(6, MAX_ROWS);  // queries whose partial sums fit into registers, but for a few
 
 // Where scores of 32 positions go, and what they are multiplied with.
 struct ScoreRows {
@@ -188,22 +180,25 @@ struct RowBuffers {
 // Scores of up to MAX_ROWS queries of one head with the keys at positions [begin, end), which are those of whole panels.
 inline void score_rows(const PagedPrefill &a, int64_t head, int64_t row, int64_t rows, int64_t begin, int64_t end,
                        const PackedHead &packed, const RowBuffers &buffers) {
-    alignas(64) uint32_t q[MAX_ROWS * MAX_DIM / 2];
+    alignas(64) uint32_t q[MAX_ROWS * MAX_DIM / 2];  // tiles of SCORE_ROWS rows: (words, rows)
     int64_t words = a.key_dim / 2;
     for (int64_t r = 0; r < rows; r++) {
         const uint16_t *query = a.q + (row + r) * a.q_stride + head * a.key_dim;
-        for (int64_t i = 0; i < words; i += LANES) {
-            Words pairs = load_words(query + 2 * i);
-            std::memcpy(q + r * words + i, &pairs, sizeof pairs);
-        }
+        int64_t tile = r / SCORE_ROWS * SCORE_ROWS, tile_rows = std::min(SCORE_ROWS, rows - tile);
+        for (int64_t i = 0; i < words; i++) std::memcpy(q + tile * words + i * tile_rows + r - tile, query + 2 * i, sizeof *q);
     }
     for (int64_t position = begin; position < end; position += PANEL)
         for (int64_t r = 0; r < rows; r += SCORE_ROWS) {
             ScoreRows out{buffers.scores + r * buffers.stride + position, buffers.stride, a.scale};
             auto score = [&](auto number) {
-                constexpr int count = decltype(number)::value;
-                auto sums = PanelScores<count, PARTIAL_SUMS<BFloat16>>(q + r * words, packed.keys + position * a.key_dim, words).sum();
-                for (int i = 0; i < count; i++) out.store(i, sums.low[i], sums.high[i]);
+                constexpr int count = decltype(number)::value, partial_sums = PARTIAL_SUMS<BFloat16>;
+                const uint16_t *keys = packed.keys + position * a.key_dim;
+                auto sums = PanelScores<count, 0, partial_sums>(q + r * words, keys, words).sum();
+                if constexpr (vectors_of_a_pass(count) == 1) {
+                    auto second = PanelScores<count, 1, partial_sums>(q + r * words, keys, words).sum();
+                    for (int i = 0; i < count; i++) sums.values[i][1] = second.values[i][1];
+                }
+                for (int i = 0; i < count; i++) out.store(i, sums.values[i][0], sums.values[i][1]);
             };
             switch (std::min(SCORE_ROWS, rows - r)) {
                 case 6: score(std::integral_constant<int, 6>{}); break;

@@ -52,7 +52,7 @@ struct VarlenAttention {
 };
 REGISTER_OP(VarlenAttention);
 
-constexpr int64_t KEYS = 12 * MAX_ROWS;     // at most, that are packed at a time: their scores fit into the first-level cache
+constexpr int64_t KEYS = 144;               // at most, that are packed at a time: their scores fit into the first-level cache
 constexpr int64_t QUERIES = 16 * PANEL;     // about as many share packed keys
 constexpr float LOWEST = -1e30f;            // finite, so that differences to -inf are -inf
 constexpr float LOG2_E = 1.44269504088896341f;
