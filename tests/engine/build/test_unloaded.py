@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,24 +39,26 @@ from tests.support.vision_models import SEES, make_composite, save_seeing
 from tests.support.whisper import make_whisper, save_whisper
 
 Write = Callable[[Path], object]
+
+
+def each(cases: Iterable[str], write: Callable[[str, Path], object], prefix: str = "") -> dict[str, Write]:
+    """What writes the folder of each case, by a name for it."""
+    return {prefix + case: partial(write, case) for case in cases}
+
+
 MODELS: dict[str, Write] = {
-    **{case: lambda folder, case=case: save_model(make_model(case), folder) for case in {**DECODERS, **FALLBACKS}},
-    **{case: lambda folder, case=case: make_encoder(case).save_pretrained(folder) for case in ENCODERS},
-    **{f"sees-{case}": lambda folder, case=case: save_seeing(make_composite(case), case, folder) for case in SEES},
-    **{
-        f"read-by-transformers-{case}": lambda folder, case=case: save_fallback(make_fallback(case), case, folder)
-        for case in READ_BY_TRANSFORMERS
-    },
-    **{f"hears-{kind}": lambda folder, kind=kind: save_audio_model(make_audio_model(kind), folder) for kind in KINDS},
-    **{
-        kind: lambda folder, kind=kind: save_dual_encoder(make_dual_encoder(kind), kind, folder)
-        for kind in DUAL_ENCODERS
-    },
-    **{
-        f"late-{inner}": lambda folder, inner=inner: save_late_interaction(make_late_interaction(inner), inner, folder)
-        for inner in ("paligemma", "qwen2_vl")
-    },
-    **{f"ctc-{kind}": lambda folder, kind=kind: save_ctc(make_ctc(kind), folder) for kind in ("wav2vec2", "parakeet")},
+    **each([*DECODERS, *FALLBACKS], lambda case, folder: save_model(make_model(case), folder)),
+    **each(ENCODERS, lambda case, folder: make_encoder(case).save_pretrained(folder)),
+    **each(SEES, lambda case, folder: save_seeing(make_composite(case), case, folder), "sees-"),
+    **each(READ_BY_TRANSFORMERS, lambda case, folder: save_fallback(make_fallback(case), case, folder), "other-"),
+    **each(KINDS, lambda kind, folder: save_audio_model(make_audio_model(kind), folder), "hears-"),
+    **each(DUAL_ENCODERS, lambda kind, folder: save_dual_encoder(make_dual_encoder(kind), kind, folder)),
+    **each(
+        ("paligemma", "qwen2_vl"),
+        lambda inner, folder: save_late_interaction(make_late_interaction(inner), inner, folder),
+        "late-",
+    ),
+    **each(("wav2vec2", "parakeet"), lambda kind, folder: save_ctc(make_ctc(kind), folder), "ctc-"),
     "whisper": lambda folder: save_whisper(make_whisper(), folder),
     "moonshine": lambda folder: save_moonshine(make_moonshine(), folder),
     "streaming": lambda folder: save_streaming_model(make_streaming_model(), folder),
