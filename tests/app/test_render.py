@@ -55,10 +55,10 @@ def without_weights(name: str, folder: Path) -> Path:
 def _servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Client, httpx.Client]]:
     """Clients of a server of the bundled models, and of one that has no weights."""
     folder = tmp_path_factory.mktemp("render")
-    stores = [f"sqlite:///{folder / name}.db" for name in ("serve", "render")]
+    store = "--response-store", f"sqlite:///{folder / 'responses.db'}"
     bare = [str(without_weights(name, folder)) for name in BUNDLED]
-    full = serving(*BUNDLED, *FLAGS, "--response-store", stores[0])
-    alone = serving(*bare, *FLAGS, "--response-store", stores[1], command="render")
+    full = serving(*BUNDLED, *FLAGS, *store)
+    alone = serving(*bare, *FLAGS, *store, command="render")
     with full as loaded, alone as rendered, loaded.http as first, rendered.http as second:
         yield first, second
 
@@ -116,6 +116,16 @@ def test_pictures(servers: tuple[httpx.Client, httpx.Client], path: str) -> None
         features = answer.raise_for_status().json()["features"]
         assert len(features["mm_hashes"]["image"]) == len(features["mm_placeholders"]["image"]) > 0
     check_equal(servers, path, {**body, "model": "quire-nano"})  # it reads none
+
+
+def test_stored_responses_are_found_in_the_same_store(servers: tuple[httpx.Client, httpx.Client]) -> None:
+    first = {"model": "quire-nano", "input": "What is 27 + 58?", "max_output_tokens": 4}
+    stored = servers[0].post("/v1/responses", json=first).raise_for_status().json()["id"]
+    body = {"model": "quire-nano", "input": "And 2 more?", "previous_response_id": stored}
+    rendered = check_equal(servers, "/v1/responses/render", body).raise_for_status().json()
+    assert "27 + 58" in rendered["prompt"]
+    missing = check_equal(servers, "/v1/responses/render", {**body, "previous_response_id": "resp_0"})
+    assert missing.status_code == 404
 
 
 def test_models_and_their_tokenizers(servers: tuple[httpx.Client, httpx.Client]) -> None:
