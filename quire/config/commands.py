@@ -95,7 +95,7 @@ class Serve(
 _OF_ENGINES = frozenset(
     {
         *(EngineOptions.model_fields.keys() - {"max_num_seqs", "max_num_batched_tokens", "scheduling_policy"}),
-        *(ParallelOptions.model_fields.keys() - {"data_parallel_size", "data_parallel_rank"}),
+        *(ParallelOptions.model_fields.keys() - {"data_parallel_size", "data_parallel_rank", "pipeline_parallel_size"}),
         *RealtimeOptions.model_fields,
         *("dtype", "quantization", "activation_quantization", "packed_weight_cache_size", "device"),
         *("stall_timeout", "transcription_events", "file_store_size", "file_ttl", "collect_detailed_traces"),

@@ -18,7 +18,7 @@ import quire
 from quire.app.models import Lookup, find_folder
 from quire.config.command import ConfigError
 from quire.config.commands import Render
-from quire.config.options import EngineOptions, ModelOptions
+from quire.config.options import EngineOptions, ModelOptions, ParallelOptions
 from quire.engine.build.unloaded import info_of_unloaded
 from quire.engine.models.model_config import read_model_config
 from tests.support.bodies import BODIES
@@ -187,7 +187,7 @@ def test_the_head_of_a_gguf_file_is_enough(tmp_path: Path) -> None:
         find_folder(str(head), Lookup())
     config = read_model_config(find_folder(str(head), Lookup(with_weights=False)))
     assert config == read_model_config(find_folder(str(file), Lookup()))
-    assert info_of_unloaded(config, ModelOptions(), EngineOptions()).max_model_len == 256
+    assert info_of_unloaded(config, ModelOptions(), EngineOptions(), ParallelOptions()).max_model_len == 256
 
 
 def test_it_imports_neither_torch_nor_transformers() -> None:

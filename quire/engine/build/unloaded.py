@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from quire.config.options import EngineOptions, ModelOptions
+from quire.config.options import EngineOptions, ModelOptions, ParallelOptions
 from quire.engine.client.model_info import ModelInfo
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.model_config import ModelConfig
+from quire.engine.models.sharding.shard import with_pictures_of_stages
 
 
-def info_of_unloaded(config: ModelConfig, model: ModelOptions, engine: EngineOptions) -> ModelInfo:
+def info_of_unloaded(
+    config: ModelConfig, model: ModelOptions, engine: EngineOptions, parallel: ParallelOptions
+) -> ModelInfo:
     """Return what an engine with these settings would tell of the model, but for what only it knows.
 
     It has no device, dtype, weights and cache. Its context is that of an engine whose KV cache has room for it, and an
@@ -22,6 +25,7 @@ def info_of_unloaded(config: ModelConfig, model: ModelOptions, engine: EngineOpt
             "transformers runs this model, whose longest input is known only once it is loaded: set --max-model-len to "
             "what its server has"
         )
+    config = with_pictures_of_stages(config, parallel.pipeline_parallel_size)
     step = engine.max_num_batched_tokens
     context_len = config.within_step(config.context_len(model.max_model_len), model.max_model_len, step)
     return ModelInfo(

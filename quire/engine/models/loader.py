@@ -42,7 +42,7 @@ from quire.engine.models.networks.vision_encoder import PixelEncoder, VisionEnco
 from quire.engine.models.registry import has_adapter, plain_name, tower_of, two_towers_of, weight_names
 from quire.engine.models.sharding.cache_scales import CacheScales
 from quire.engine.models.sharding.decoder import ShardedDecoder, check_parallel
-from quire.engine.models.sharding.shard import stage_layers
+from quire.engine.models.sharding.shard import with_pictures_of_stages
 from quire.engine.models.sharding.weight_shards import WeightShards
 from quire.engine.models.sharding.weights import ShardedWeightFiller
 from quire.engine.models.specs.decoder import CTCSpec, DecoderSpec, EncoderSpec, TransducerSpec
@@ -351,14 +351,7 @@ def _open_checkpoint(
 
 def _with_pictures_of_stage(config: ModelConfig, placement: Placement) -> ModelConfig:
     """The config of a rank: each of the first stage has the whole tower, and the other stages do not need it."""
-    spec, pictures = config.spec, config.facts.pictures
-    if pictures is None or not isinstance(spec, DecoderSpec):
-        return config
-    layers = len(stage_layers(len(spec.layers), 0, placement.stages))
-    if pictures.levels > layers:
-        return config.without_pictures(
-            f"levels of embeddings are added behind {pictures.levels} layers, but the first pipeline stage has {layers}"
-        )
+    config = with_pictures_of_stages(config, placement.stages)
     return config if placement.is_first_stage else replace(config, facts=replace(config.facts, pictures=None))
 
 

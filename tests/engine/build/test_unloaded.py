@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from quire.config.options import EngineOptions, ModelOptions
+from quire.config.options import EngineOptions, ModelOptions, ParallelOptions
 from quire.engine.build.unloaded import info_of_unloaded
 from quire.engine.client.model_info import Generates, ModelInfo, Pools
 from quire.engine.models.config.pooling import PoolingOptions
@@ -80,7 +80,7 @@ def test_facts_without_weights(model: str, tmp_path: Path) -> None:
     for file in tmp_path.rglob("*.safetensors"):
         file.unlink()
     limit = ModelOptions(max_model_len=engine.info.max_model_len)  # a KV cache of this size may have room for less
-    info = info_of_unloaded(read_model_config(tmp_path), limit, EngineOptions(**options))
+    info = info_of_unloaded(read_model_config(tmp_path), limit, EngineOptions(**options), ParallelOptions())
     assert without_room(info) == structs.replace(
         without_room(engine.info), device="", dtype="", num_blocks=0, weight_bytes=0, cache_bytes=0, kernels="",
         attention_backend="", cache_dtype="", cache_limit="", step_bytes=0,
@@ -99,11 +99,18 @@ def test_lengths_that_only_the_loaded_model_knows_are_asked_for(tmp_path: Path) 
     config = read_model_config(tiny_embedder(tmp_path / "embedder"), "transformers")
     assert config.spec is None
     with pytest.raises(UnsupportedModel, match="set --max-model-len"):
-        info_of_unloaded(config, ModelOptions(), EngineOptions())
-    assert info_of_unloaded(config, ModelOptions(max_model_len=32), EngineOptions()).max_model_len == 32
+        info_of_unloaded(config, ModelOptions(), EngineOptions(), ParallelOptions())
+    assert (
+        info_of_unloaded(config, ModelOptions(max_model_len=32), EngineOptions(), ParallelOptions()).max_model_len == 32
+    )
 
 
 def test_a_prompt_that_is_read_at_once_is_no_longer_than_a_step(tmp_path: Path) -> None:
     save_late_interaction(make_late_interaction("paligemma"), "paligemma", tmp_path)
     config = read_model_config(tmp_path, pooling=PoolingOptions())
-    assert info_of_unloaded(config, ModelOptions(), EngineOptions(max_num_batched_tokens=99)).max_model_len == 99
+    assert (
+        info_of_unloaded(
+            config, ModelOptions(), EngineOptions(max_num_batched_tokens=99), ParallelOptions()
+        ).max_model_len
+        == 99
+    )
