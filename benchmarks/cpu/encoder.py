@@ -195,7 +195,7 @@ def main() -> None:
         "sequences": len(lengths),
         "tokens": sum(lengths),
         "batches": len(steps),
-        "bfloat16_tflop_per_s": round(limits.operations / 1e12, 3),
+        "tflop_per_s": round(limits.operations / 1e12, 3),
     }
     for name, seconds in times.items():
         best = min(seconds)

@@ -1,6 +1,6 @@
-"""Linear layers, products of heads and decode attention, relative to the limits of memory bandwidth and arithmetic.
+"""Linear layers, products of heads and attention, relative to the limits of memory bandwidth and arithmetic.
 
-python -m benchmarks.cpu.kernels --out benchmarks/results/FILE.json
+python -m benchmarks.cpu.kernels --parts grouped prefill --out benchmarks/results/FILE.json
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import argparse
 import copy
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from quire.kernels.grouped import pack_groups
 from quire.kernels.grouped_weight import GroupedWeight
 from quire.kernels.head_linear import pack_head_weight, reference
 from quire.kernels.linear import PackedWeight, Quantization, pack_weight
-from quire.kernels.paged_attention import AttentionParams, paged_decode
+from quire.kernels.paged_attention import AttentionMetadata, AttentionParams, paged_decode, paged_varlen
 
 SHAPES = ((1024, 6144), (3072, 1024))  # inputs and outputs
 ROWS = (1, 4, 16, 64, 256, 1024)
@@ -41,6 +41,7 @@ CASES = (  # sequences, positions, heads, kv_heads, dim
     (64, 512, 16, 8, 128),
 )
 HEADS = ((16, 128, 512), (16, 512, 128))  # heads, inputs and outputs: queries into a latent space, values out of it
+PREFILLS = ((1000, 9, 3, 64), (1000, 16, 8, 128))  # tokens, heads, kv_heads, dim
 BLOCK = 16
 # Inputs and outputs of SmolLM2-135M, Qwen3-0.6B and Qwen3-4B: queries, keys and values; gate and up; down.
 GROUPED_SHAPES = (
@@ -165,6 +166,28 @@ def attention(sequences: int, positions: int, heads: int, kv_heads: int, dim: in
     }
 
 
+def prefill_attention(tokens: int, heads: int, kv_heads: int, dim: int, limits: Limits) -> dict[str, Any]:
+    """Time attention of a whole prompt: µs, and the share of the limit of arithmetic."""
+    blocks = -(-tokens // BLOCK)
+    layout = CacheLayout.of_one_group([CacheShape(kv_heads, dim, dim)], CacheGroup(FullCache(), (0,)))
+    (cache,) = HostKVCache(layout, blocks, BLOCK, torch.bfloat16).layers.values()
+    cache.keys.normal_()
+    cache.values.normal_()
+    table, q = torch.randperm(blocks).view(1, blocks).int(), torch.randn(tokens, heads, dim).bfloat16()
+    span = AttentionMetadata(table, torch.tensor([tokens]), torch.tensor([0, 1, tokens]))
+    call = partial(paged_varlen, q, cache.keys, cache.values, span, AttentionParams(dim**-0.5))
+    times = _microseconds([call], 12)
+    operations = 2 * tokens * tokens * heads * dim  # of scores and of values, of half of the positions each
+    return {
+        "tokens": tokens,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "dim": dim,
+        **times,
+        "share_of_operations": round(operations / times["best"] * 1e6 / limits.operations, 2),
+    }
+
+
 def _replayed(weights: Sequence[PackedWeight], x: torch.Tensor) -> dict[str, float]:
     """Time products with weights that are captured together, as in decode steps: µs of one."""
     counts = [len(x)] * len(RowKind)
@@ -185,10 +208,27 @@ def _microseconds(calls: Sequence[Callable[[], object]], runs: int) -> dict[str,
     return {"best": round(low * 1e6, 1), "median": round(median * 1e6, 1)}
 
 
+PARTS: Mapping[str, Callable[[Limits], list[dict[str, Any]]]] = {
+    "linear": lambda limits: [linear(*shape, rows, limits) for shape in SHAPES for rows in ROWS],
+    "grouped": lambda limits: [
+        grouped_products(*shape, rows, limits) for model in GROUPED_SHAPES for shape in model for rows in GROUPED_ROWS
+    ],
+    "heads": lambda _: [
+        head_products(*shape, rows, dtype)
+        for dtype in (torch.bfloat16, torch.float32)
+        for shape in HEADS
+        for rows in ROWS
+    ],
+    "attention": lambda limits: [attention(*case, limits) for case in CASES],
+    "prefill": lambda limits: [prefill_attention(*case, limits) for case in PREFILLS],
+}
+
+
 def main() -> None:
     """Run the benchmark and print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     options = parser.parse_args()
     limits = Limits.measured()
     report = {
@@ -196,21 +236,8 @@ def main() -> None:
         "threads": torch.get_num_threads(),
         "instructions": native.instructions(),
         "read_gb_per_s": round(limits.bandwidth / 1e9, 1),
-        "bfloat16_tflop_per_s": round(limits.operations / 1e12, 3),
-        "linear": [linear(*shape, rows, limits) for shape in SHAPES for rows in ROWS],
-        "grouped": [
-            grouped_products(*shape, rows, limits)
-            for model in GROUPED_SHAPES
-            for shape in model
-            for rows in GROUPED_ROWS
-        ],
-        "heads": [
-            head_products(*shape, rows, dtype)
-            for dtype in (torch.bfloat16, torch.float32)
-            for shape in HEADS
-            for rows in ROWS
-        ],
-        "attention": [attention(*case, limits) for case in CASES],
+        "tflop_per_s": round(limits.operations / 1e12, 3),
+        **{name: PARTS[name](limits) for name in options.parts},
     }
     text = json.dumps(report, indent=1)
     print(text)

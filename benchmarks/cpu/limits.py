@@ -1,4 +1,4 @@
-"""Measured limits of this machine (memory bandwidth, bfloat16 arithmetic), and timing helpers."""
+"""Measured limits of this machine (memory bandwidth, arithmetic), and timing helpers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from dataclasses import dataclass
 
 import torch
 
+from quire.kernels import native
+
 READ_BYTES = 1 << 29  # bytes, more than any cache
 _SIDE = 2048
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes read per second, and bfloat16 operations per second of a large matrix product; best of several runs."""
+    """Bytes read per second, and operations per second of a large matrix product; best of several runs.
+
+    The product is of bfloat16 where there are instructions for it, else of float32.
+    """
 
     bandwidth: float
     operations: float
@@ -23,7 +28,8 @@ class Limits:
     def measured(cls) -> Limits:
         """Measure the limits with torch's current number of threads."""
         memory = torch.ones(READ_BYTES // 8, dtype=torch.int64)
-        first, second = (torch.randn(_SIDE, _SIDE).bfloat16() for _ in range(2))
+        dtype = torch.bfloat16 if native.has_bfloat16() else torch.float32
+        first, second = (torch.randn(_SIDE, _SIDE).to(dtype) for _ in range(2))
         read = best(memory.max, 8)
         product = best(lambda: first @ second, 8)
         return cls(READ_BYTES / read, 2 * _SIDE**3 / product)

@@ -33,21 +33,27 @@ INLINE void PartSums<kind, quads, rows>::compute(const uint8_t *codes, int first
                                                  const int32_t *starts, Ints table, PrefetchStream &prefetch) {
     // Quads whose sums have 16 bits: 2 * 15 * 127 * 8 and 2 * 63 * 127 * 2 are below 2^15.
     constexpr int shorts = wide ? 1 : kind == Codes::SIX ? 2 : quads;
+    constexpr int together = std::min(shorts, 2);  // quads whose codes are in registers
     Ints short_sums[rows];
     // The compiler is not to mix the vectors of a panel, or it would keep inputs of both in memory.
     asm("" : "+r"(codes), "+r"(inputs));
 #pragma GCC unroll 8
-    for (int quad = 0; quad < quads; quad++, inputs += rows) {
-        Ints unpacked = unpack<kind>(codes + quad / 4 * step_bytes(kind), quad % 4, first, table);
-        if (wide) unpacked ^= int32_t(0x80808080);
-        if (first == 0 && quad % 4 < fetches) prefetch.fetch();
+    for (int quad = 0; quad < quads; quad += together) {
+        Ints unpacked[together];
+        for (int i = 0; i < together; i++) {
+            unpacked[i] = unpack<kind>(codes + (quad + i) / 4 * step_bytes(kind), (quad + i) % 4, first, table);
+            if (wide) unpacked[i] ^= int32_t(0x80808080);
+            if (first == 0 && (quad + i) % 4 < fetches) prefetch.fetch();
+        }
 #pragma GCC unroll 12
         for (int row = 0; row < rows; row++) {
-            __m256i four = _mm256_set1_epi32(inputs[row]);
-            Ints products = wide ? dot_signed_pairs(unpacked, four) : dot_pairs(unpacked, four);
-            short_sums[row] = quad % shorts ? add_shorts(short_sums[row], products) : products;
-            keep_in_registers(short_sums[row]);
-            if (quad % shorts < shorts - 1) continue;
+            for (int i = 0; i < together; i++) {
+                __m256i four = _mm256_set1_epi32(inputs[(quad + i) * rows + row]);
+                Ints products = wide ? dot_signed_pairs(unpacked[i], four) : dot_pairs(unpacked[i], four);
+                short_sums[row] = (quad + i) % shorts ? add_shorts(short_sums[row], products) : products;
+                keep_in_registers(short_sums[row]);
+            }
+            if ((quad + together) % shorts) continue;
             Ints widened = widen_pairs(short_sums[row]);
             sums[row][0] = quad < shorts ? widened + starts[row] : sums[row][0] + widened;
             if (shorts < quads) keep_in_registers(sums[row][0]);
