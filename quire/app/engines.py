@@ -87,6 +87,23 @@ def gpu_share(sources: Sequence[ModelSource], configs: Sequence[ModelConfig], st
     return MemoryShare(0, max(1, with_cache), sum(map(weight_bytes, sources[1:])), steps)
 
 
+def core_config(source: ModelSource, model_config: ModelConfig, settings: Serve) -> CoreConfig:
+    """Return the configuration of a model's cores."""
+    options = EngineOptions.of(settings)
+    if "max_num_batched_tokens" not in settings.model_fields_set:
+        options = with_room_for_pictures(options, model_config)
+    return CoreConfig(
+        folder=source.folder,
+        model_config=model_config,
+        model=ModelOptions.of(settings),
+        engine=options,
+        parallel=ParallelOptions.of(settings),
+        start_process=partial(
+            start_logging, "debug" if settings.log_level == "debug" else "error", settings.log_format
+        ),
+    )
+
+
 class RunningEngine(RunningModel):
     """A model and its engine, of one core or of replicas.
 
@@ -112,7 +129,7 @@ class RunningEngine(RunningModel):
         self._tokenizer = Tokenizer.load(source.folder)
         factory = CoreFactory(
             settings,
-            self._config(model_config),
+            core_config(source, model_config, settings),
             self._tokenizer,
             Slots(settings.max_num_seqs + settings.max_num_queued_seqs, settings.max_client_share),
             traces,
@@ -124,22 +141,6 @@ class RunningEngine(RunningModel):
         else:
             self._cores = SingleCore(factory, memory_share)
         self.client: Engine = self._cores.engine
-
-    def _config(self, model_config: ModelConfig) -> CoreConfig:
-        settings = self._settings
-        options = EngineOptions.of(settings)
-        if "max_num_batched_tokens" not in settings.model_fields_set:
-            options = with_room_for_pictures(options, model_config)
-        return CoreConfig(
-            folder=self._source.folder,
-            model_config=model_config,
-            model=ModelOptions.of(settings),
-            engine=options,
-            parallel=ParallelOptions.of(settings),
-            start_process=partial(
-                start_logging, "debug" if settings.log_level == "debug" else "error", settings.log_format
-            ),
-        )
 
     async def ready(self) -> ModelInfo:
         """Wait until all cores are loaded.

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from quire.app.models import ModelSource
 from quire.app.running_models import NewObserver, RunningModel, StepTraces, front_end_of
-from quire.app.serve import run_server
+from quire.app.serve import begin, run_server
 from quire.config.commands import Render, Serve
 from quire.config.options import EngineOptions, ModelOptions, ParallelOptions
 from quire.engine.build.core_config import with_room_for_pictures
@@ -30,6 +30,7 @@ def run(settings: Render, configs: ConfigReader | None = None) -> int:
         for source in sources:
             yield RenderedModel(source, reader.next(), settings)
 
+    begin(settings)
     return run_server(settings, configs, lambda: start)
 
 

@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import logging
 import os
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
@@ -32,6 +33,14 @@ StartSources = Callable[[Sequence[ModelSource], ConfigReader, StepTraces | None]
 
 def run(settings: Serve, configs: ConfigReader | None = None) -> int:
     """Serve until a signal arrives; returns the exit status. `configs`: a reader that has been started."""
+    begin(settings)
+    if settings.headless:
+        configs = configs or ConfigReader()
+        (source,) = find_models(settings, configs)
+        import_torch()
+        from quire.app.headless import run_headless  # noqa: PLC0415 imports torch
+
+        return run_headless(settings, source, configs)
 
     def import_engines() -> StartSources:
         import_torch()
@@ -42,14 +51,8 @@ def run(settings: Serve, configs: ConfigReader | None = None) -> int:
     return run_server(settings, configs, import_engines)
 
 
-def run_server(settings: Serve, configs: ConfigReader | None, import_start: Callable[[], StartSources]) -> int:
-    """Serve the models of the settings until a signal arrives; returns the exit status.
-
-    Args:
-        settings: settings of the command.
-        configs: a reader that has been started; None: there is none yet.
-        import_start: imports what starts models, while their configs are read.
-    """
+def begin(settings: Serve) -> None:
+    """Log what there is to say about the settings, and check them."""
     start_logging(settings.log_level, settings.log_format)
     for note in settings.notes:
         logger.info("%s", note)
@@ -57,6 +60,16 @@ def run_server(settings: Serve, configs: ConfigReader | None, import_start: Call
         logger.warning("%s", warning)
     end_on_signals()  # until the server handles them itself
     check_settings(settings)
+
+
+def run_server(settings: Serve, configs: ConfigReader | None, import_start: Callable[[], StartSources]) -> int:
+    """Serve the models of the settings until a signal arrives; returns the exit status.
+
+    Args:
+        settings: settings of the command, which `begin` has checked.
+        configs: a reader that has been started; None: there is none yet.
+        import_start: imports what starts models, while their configs are read.
+    """
     with bind_sockets(ServerOptions.of(settings)) as sockets:
         configs = configs or ConfigReader()
         sources = find_models(settings, configs)
@@ -99,6 +112,7 @@ def check_settings(settings: Serve) -> None:
     if settings.enable_log_outputs and not settings.enable_log_requests:
         raise _refusal(settings, "--enable-log-outputs needs --enable-log-requests")
     _check_replicas(settings)
+    _check_nodes(settings)
     check_template(settings, "chat_template")
     if settings.tool_server and importlib.util.find_spec("mcp") is None:
         raise _refusal(settings, "--tool-server needs the package mcp: pip install 'quire[mcp]'")
@@ -126,6 +140,36 @@ def _check_replicas(settings: Serve) -> None:
     if settings.has_replicas and len(settings.model) != 1:
         flag = "--enable-elastic-ep" if size == 1 else "--data-parallel-size"
         raise _refusal(settings, f"{flag} works with one MODEL")
+
+
+def _check_nodes(settings: Serve) -> None:
+    """Refuse what does not fit several nodes."""
+    nodes, node, ranks = settings.nnodes, settings.node_rank, settings.ranks
+    if node >= nodes:
+        raise _refusal(settings, f"--node-rank is {node}, but must be less than --nnodes {nodes}")
+    if settings.headless != (node > 0):
+        text = "--headless needs a --node-rank above 0" if settings.headless else f"--node-rank {node} needs --headless"
+        raise _refusal(settings, f"{text}: node 0 is the server, and all others run ranks for it")
+    if nodes == 1:
+        return
+    if sys.platform != "linux":
+        raise _refusal(settings, f"--nnodes {nodes} needs Linux; 1 is accepted here")
+    if ranks % nodes:
+        raise _refusal(
+            settings,
+            f"--tensor-parallel-size times --pipeline-parallel-size is {ranks}, but must be a multiple of "
+            f"--nnodes {nodes}: all nodes have the same number of ranks",
+        )
+    if len(settings.model) != 1:
+        raise _refusal(settings, "--nnodes works with one MODEL")
+    for field, idle in (
+        ("data_parallel_size", 1),
+        ("enable_elastic_ep", False),
+        ("weight_update_path", None),
+        ("on_engine_death", "exit"),
+    ):
+        if getattr(settings, field) != idle:
+            raise _refusal(settings, f"{settings.flag(field)} does not work with --nnodes {nodes}")
 
 
 def _check_parsers(settings: Serve) -> None:

@@ -220,11 +220,12 @@ def _why(settings: Serve, field: str) -> str:
 
 
 def _processes(settings: Serve) -> str:
-    ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    ranks, nodes = settings.ranks, settings.nnodes
     engine = "in a process" if settings.engine_process else "in a thread"
     if settings.has_replicas:
         engine = f"{settings.replicas} replicas, each in a process"
-    return engine if ranks == 1 else f"{engine}, {ranks} ranks"
+    divided = f"{ranks} ranks" + (f" on {nodes} nodes" if nodes > 1 else "")
+    return engine if ranks == 1 else f"{engine}, {divided}"
 
 
 def _size(count: int) -> str:

@@ -27,6 +27,10 @@ COMMON: list[tuple[str, dict[str, Any]]] = [
         {"tensor_parallel_size": 4, "pipeline_parallel_size": 2},
     ),
     ("m -tp 8 -pp 2 -ep", {"tensor_parallel_size": 8, "pipeline_parallel_size": 2, "enable_expert_parallel": True}),
+    (
+        "m -tp 16 -n 2 -r 1 --master-addr 10.0.0.5 --master_port=1234 --headless --distributed-timeout-seconds 60",
+        {"nnodes": 2, "node_rank": 1, "master_addr": "10.0.0.5", "master_port": 1234, "headless": True},
+    ),
     ("m -tp 1 --max_num_seqs 16 --swap-space 8", {"max_num_seqs": 16, "model": ("m",)}),
     (
         "m --served-model-name a b --no-enable-prefix-caching",

@@ -29,6 +29,7 @@ class ServerProcess:
     process: ForkedProcess
     url: str = ""
     lines: list[str] = field(default_factory=list)
+    listening: threading.Event = field(default_factory=threading.Event)  # or it has ended
 
     @property
     def http(self) -> httpx.Client:
@@ -56,6 +57,22 @@ def serving(
         new_interpreters: start its cores and ranks as users' servers do, which takes seconds.
         command: another command that serves.
     """
+    with starting(*arguments, env=env, new_interpreters=new_interpreters, command=command) as server:
+        wait_until_it_listens(server)
+        yield server
+
+
+def wait_until_it_listens(server: ServerProcess) -> None:
+    """Wait until a server says where it listens."""
+    assert server.listening.wait(PATIENCE), server.log
+    assert server.url, server.log
+
+
+@contextmanager
+def starting(
+    *arguments: str, env: dict[str, str] | None = None, new_interpreters: bool = False, command: str = "serve"
+) -> Iterator[ServerProcess]:
+    """Run `quire serve` as `serving` does, without waiting for it."""
     reading, writing = os.pipe()
     with open(os.devnull) as nothing:
         words = (command, *arguments, "--port", "0")
@@ -64,21 +81,18 @@ def serving(
     os.close(writing)
     output = os.fdopen(reading, encoding="utf-8")
     server = ServerProcess(process)
-    listening = threading.Event()
 
     def read() -> None:
         for line in output:
             server.lines.append(line)
             if match := re.search(r"at ((?:https?://|unix:)[^\s\"]+)", line):
                 server.url = match[1]
-                listening.set()
-        listening.set()
+                server.listening.set()
+        server.listening.set()
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
     try:
-        assert listening.wait(PATIENCE), server.log
-        assert server.url, server.log
         yield server
     finally:
         process.kill()
@@ -132,6 +146,12 @@ def cores_and_ranks(server: ServerProcess) -> list[psutil.Process]:
         if "spawn_main" in command or forked:
             started.append(child)
     return sorted(started, key=lambda child: (child.create_time(), child.pid))
+
+
+def assert_all_have_ended(processes: list[psutil.Process]) -> None:
+    """Check that processes end soon."""
+    _, alive = psutil.wait_procs(processes, timeout=30)
+    assert not alive
 
 
 def command_of(process: psutil.Process) -> str:

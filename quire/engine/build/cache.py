@@ -154,7 +154,7 @@ def cache_memory(loaded: LoadedModel, config: CoreConfig, device: Device, reserv
 
 def host_memory(config: CoreConfig) -> int:
     """Return the bytes of the host's memory that this rank may take, beside weights."""
-    share, ranks = config.memory_share, Placement.of(config.parallel).ranks
+    share, ranks = config.memory_share, config.parallel.local_ranks
     return (free_memory() if share is None else share.host_bytes) // ranks
 
 

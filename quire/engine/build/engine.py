@@ -32,6 +32,7 @@ from quire.engine.build.encoder_memory import (
 )
 from quire.engine.build.executor import ExecutorBuild, closing_after_errors, encoder_executor
 from quire.engine.build.kv_events import event_publisher, event_recorder
+from quire.engine.build.nodes import wait_for_nodes
 from quire.engine.build.ranks import Ranks, set_threads, step_profiler, weight_source
 from quire.engine.build.tier import OpenedTier, open_tier
 from quire.engine.build.transducer import build_transducer
@@ -49,7 +50,7 @@ from quire.engine.execution.cache import CacheMemory, OutOfCacheMemory, count_bl
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.executor import Executor
-from quire.engine.execution.ranks.errors import RankDied
+from quire.engine.execution.ranks.errors import NodesMissing, RankDied
 from quire.engine.execution.ranks.workers import Launcher, rank_process
 from quire.engine.execution.sampling.compiler import GrammarCompiler
 from quire.engine.kv_events.endpoints import EndpointUnavailable
@@ -93,7 +94,7 @@ def serve_core(config: CoreConfig, address: str, observer: StepObserver | None =
             logger.info("loading was cancelled")
         except FrontEndClosed:
             logger.debug("the engine ended with its server")
-        except (ModelError, OutOfCacheMemory, RankDied, EndpointUnavailable) as error:
+        except (ModelError, OutOfCacheMemory, NodesMissing, RankDied, EndpointUnavailable) as error:
             _report(channel, str(error))
         except Exception as error:  # the edge of the thread: every error must reach the front end
             logger.exception("the engine ended with an error")
@@ -128,24 +129,30 @@ def build_core(
             attention backend does not support the model.
         OutOfCacheMemory: the KV cache does not fit, or holds too little.
         RankDied: another rank could not load its part of the model.
+        NodesMissing: another node has not come, or does not fit.
         EndpointUnavailable: a socket for events of the KV cache cannot be bound.
         LoadingStopped: the front end asked to stop.
     """
     set_threads(config)
     _check_sleep(config)
+    requested = config
     device = device or find_device(config.model.device)
     config = with_attention_backend(config, device)
     with device.activate():
         config = with_cache_dtype(config, device)
         config = _with_quantization(config, device)
-    if config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size == 1:
+    if config.parallel.ranks == 1:
         return _build_core(config, channel, device, None)
-    ranks = Ranks(config, device, launch)
+    wait = partial(wait_for_nodes, requested, config, partial(_stop_if_asked, channel))
+    ranks = Ranks(config, device, launch, wait if config.parallel.nnodes > 1 else None)
     try:
         with ranks.noticing_death():
             return _build_core(config, channel, device, ranks)
-    except BaseException:
+    except LoadingStopped:
         ranks.close()
+        raise
+    except BaseException as error:
+        ranks.close(str(error) or type(error).__name__)
         raise
 
 
@@ -163,7 +170,7 @@ def _check_sleep(config: CoreConfig) -> None:
     """Raise UnsupportedModel for --enable-sleep-mode where the engine cannot sleep."""
     if not config.engine.enable_sleep_mode:
         return
-    if config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size > 1:
+    if config.parallel.ranks > 1:
         raise UnsupportedModel(
             "--enable-sleep-mode works with one rank: --tensor-parallel-size and --pipeline-parallel-size must be 1"
         )
@@ -355,7 +362,7 @@ def _build_decoder(
     poll = partial(_stop_if_asked, channel)
     plan = plan_cache(loaded, config, device)
     if ranks is not None:
-        plan = ranks.connect(device, plan, poll)
+        plan = ranks.connect(device, plan, loaded.dtype, poll)
     reserved = 0
     streaming = delayed_streams_of(loaded, options, device)
     if streaming is not None:
