@@ -47,7 +47,7 @@ class ServerProcess:
 
 @contextmanager
 def serving(
-    *arguments: str, env: dict[str, str] | None = None, new_interpreters: bool = False
+    *arguments: str, env: dict[str, str] | None = None, new_interpreters: bool = False, command: str = "serve"
 ) -> Iterator[ServerProcess]:
     """Run `quire serve` on a free port until it says where it listens; end it afterwards.
 
@@ -55,8 +55,9 @@ def serving(
         arguments: of the command.
         env: changes of the environment.
         new_interpreters: start its cores and ranks as users' servers do, which takes seconds.
+        command: another command that serves.
     """
-    with starting(*arguments, env=env, new_interpreters=new_interpreters) as server:
+    with starting(*arguments, env=env, new_interpreters=new_interpreters, command=command) as server:
         wait_until_it_listens(server)
         yield server
 
@@ -69,14 +70,14 @@ def wait_until_it_listens(server: ServerProcess) -> None:
 
 @contextmanager
 def starting(
-    *arguments: str, env: dict[str, str] | None = None, new_interpreters: bool = False
+    *arguments: str, env: dict[str, str] | None = None, new_interpreters: bool = False, command: str = "serve"
 ) -> Iterator[ServerProcess]:
     """Run `quire serve` as `serving` does, without waiting for it."""
     reading, writing = os.pipe()
     with open(os.devnull) as nothing:
-        command = ("serve", *arguments, "--port", "0")
+        words = (command, *arguments, "--port", "0")
         env = {**os.environ, "QUIRE_NUM_THREADS": "1", **(env or {})}
-        process = start(command, env, nothing.fileno(), writing, writing, new_interpreters=new_interpreters)
+        process = start(words, env, nothing.fileno(), writing, writing, new_interpreters=new_interpreters)
     os.close(writing)
     output = os.fdopen(reading, encoding="utf-8")
     server = ServerProcess(process)

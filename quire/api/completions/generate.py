@@ -71,6 +71,18 @@ def router(state: ServerState) -> APIRouter:
             return EventStream(_chunks(prepared, body, releaser(request)), keepalive=state.sse_keep_alive_interval)
         return await respond_unless_disconnected(request, _complete(prepared, body))
 
+    _add_renders(routes, state)
+    return routes
+
+
+def render_router(state: ServerState) -> APIRouter:
+    """A router with the render endpoints alone."""
+    routes = APIRouter(route_class=CheckedRoute)
+    _add_renders(routes, state)
+    return routes
+
+
+def _add_renders(routes: APIRouter, state: ServerState) -> None:
     @routes.post("/v1/chat/completions/render", responses=ERRORS)
     async def render_chat(body: ChatRendering, request: Request) -> RenderedPrompt:
         """Render and tokenize a conversation without generating anything."""
@@ -95,8 +107,6 @@ def router(state: ServerState) -> APIRouter:
         if body.return_token_offsets:
             return [await with_offsets(prompt, model.renderer.tokenizer) for prompt in prompts]
         return prompts
-
-    return routes
 
 
 def _misplaced_fields(body: TokensRequest) -> list[str]:

@@ -214,7 +214,7 @@ def _build_core(
             built = _Built(_build_encoder(loaded, config, device, channel, source))
         elif isinstance(loaded.model, TransducerModel):
             parts = build_transducer(loaded, loaded.model, options, device)
-            vocab, kind = loaded.vocab_size, loaded.kind(loaded.context_len)
+            vocab, kind = loaded.vocab_size, loaded.config.kind(loaded.context_len, options.max_num_batched_tokens)
             operation = _operation(config, loaded, device, source)
             core = EngineCore(parts.scheduler, parts.executor, channel, vocab_size=vocab, kind=kind, **operation)
             built = _Built(core, parts.num_blocks, parts.cache_bytes)
@@ -227,8 +227,8 @@ def _build_core(
         raise UnsupportedModel("--kv-transfer-config is not supported: the model does not answer completions or chats")
     keep_freed_memory()  # after loading: memory that loading frees is not needed again
     info = ModelInfo(
-        architecture=loaded.architecture,
-        implementation=loaded.implementation,
+        architecture=loaded.config.model_type,
+        implementation=loaded.config.implementation,
         device=device.name,
         dtype=str(loaded.dtype).removeprefix("torch."),
         vocab_size=loaded.vocab_size,
@@ -260,39 +260,30 @@ def _weight_format(config: CoreConfig) -> str:
     return "" if section is None else f"{section['quant_method']} (checkpoint)"
 
 
-def _with_pictures(
+def _with_room_for_items(
     kind: ModelKind, loaded: LoadedModel, context_len: int, config: CoreConfig, left: int | None
 ) -> ModelKind:
-    """What the model does, pictures included. An item must fit into the context, the encoder cache and the memory.
+    """What the model does. An item of a picture must fit into the context, the encoder cache and the memory.
 
     `left`: bytes of the host's memory beside weights and caches; None: the device has memory of its own.
     """
-    if not isinstance(kind, Generates | Pools):
+    if not isinstance(kind, Generates | Pools) or kind.pictures is None:
         return kind
-    step, bidirectional = config.engine.max_num_batched_tokens, bidirectional_tokens(loaded)
-    if bidirectional == "prompt" and isinstance(kind, Generates):
-        kind = structs.replace(kind, longest_prompt=step)
-    if loaded.pictures is None:
-        return kind
-    info = loaded.pictures.info
     token_limit = min(context_len, cached_embeddings(loaded, config.engine))
-    if bidirectional is not None:
-        token_limit = min(token_limit, step)
-    tokens = max_item_tokens(info, token_limit)
+    if bidirectional_tokens(loaded) is not None:
+        token_limit = min(token_limit, config.engine.max_num_batched_tokens)
+    tokens = max_item_tokens(kind.pictures, token_limit)
     if left is not None:
         tokens = fitting_tokens(loaded, tokens, left)
-    size = embedding_bytes(loaded) // loaded.dtype.itemsize
-    return structs.replace(kind, pictures=structs.replace(info, item_tokens=tokens, embedding_size=size))
+    return structs.replace(kind, pictures=structs.replace(kind.pictures, item_tokens=tokens))
 
 
 def _build_encoder(
     loaded: LoadedModel, config: CoreConfig, device: Device, channel: CoreChannel, source: WeightSource
 ) -> EngineCore:
     """The core around an encoder, of text, pictures or audio."""
-    options, kind = config.engine, loaded.kind(loaded.context_len)
-    if isinstance(kind, Pools) and loaded.pictures is not None:
-        info = structs.replace(loaded.pictures.info, embedding_size=kind.embedding_size)
-        kind = structs.replace(kind, pictures=info)
+    options = config.engine
+    kind = loaded.config.kind(loaded.context_len, options.max_num_batched_tokens)
     limits = SchedulerLimits(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
@@ -399,13 +390,18 @@ def _build_decoder(
     num_blocks = count_blocks(options, plan.block_bytes, needed, available)
     if ranks is not None:
         num_blocks = ranks.least_blocks(num_blocks, poll)
-    context_len = _within_step(loaded, config, _fitting_context(loaded, config, plan, num_blocks - cross_blocks, step))
+    context_len = loaded.config.within_step(
+        _fitting_context(loaded, config, plan, num_blocks - cross_blocks, step),
+        config.model.max_model_len,
+        options.max_num_batched_tokens,
+    )
     if streaming is not None:
         streaming.check_context(context_len)
     is_host = device.torch_device.type == "cpu"
     taken = num_blocks * plan.block_bytes + reserved + cached_embeddings(loaded, options) * embedding_bytes(loaded)
     left = host_memory(config) - taken if is_host else None
-    kind = _with_pictures(loaded.kind(context_len), loaded, context_len, config, left)
+    kind = loaded.config.kind(context_len, options.max_num_batched_tokens)
+    kind = _with_room_for_items(kind, loaded, context_len, config, left)
     if ranks is not None:
         ranks.allocate(num_blocks, context_len)
     allocate = plan.allocator(device, num_blocks, loaded.weight_bytes)
@@ -543,21 +539,6 @@ def _fitting_context(loaded: LoadedModel, config: CoreConfig, plan: CachePlan, n
         )
     logger.warning("max_model_len is %d instead of %d: the KV cache holds no more tokens", held, loaded.context_len)
     return held
-
-
-def _within_step(loaded: LoadedModel, config: CoreConfig, context_len: int) -> int:
-    """The context length of a model that pools, if the tokens of a prompt attend to each other in both directions.
-
-    One step computes all of them. A model that generates has a longer context: see `Generates.longest_prompt`.
-    """
-    step, requested = config.engine.max_num_batched_tokens, config.model.max_model_len
-    if loaded.pooler is None or bidirectional_tokens(loaded) != "prompt" or context_len <= step:
-        return context_len
-    reason = "one step computes all tokens of a prompt, as they attend to each other in both directions"
-    if requested is not None:
-        raise UnsupportedModel(f"--max-model-len {requested} is more than --max-num-batched-tokens {step}: {reason}")
-    logger.warning("max_model_len is %d instead of %d: %s (--max-num-batched-tokens)", step, context_len, reason)
-    return step
 
 
 def _stop_if_asked(channel: CoreChannel) -> None:

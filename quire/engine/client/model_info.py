@@ -151,9 +151,10 @@ class KVEventSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """Facts about a loaded model.
+    """Facts about a loaded model, or about one without an engine, as far as its files say them.
 
     Attributes:
+        device, dtype: empty if no engine runs it.
         step_bytes: memory of a GPU for intermediate results of the largest step, which is not held between steps; 0
             where it was not measured.
         kind: what the model does.

@@ -211,7 +211,7 @@ def test_engines_that_differ_say_in_what(folder: Path, tmp_path: Path, changes: 
 @pytest.mark.parametrize("transfers", [12, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("policy", ["fail", "recompute"])
 def test_random_ends_of_either_side(folder: Path, policy: str, transfers: int) -> None:
-    """Either engine ends with its connections and starts again, requests are aborted, and blocks expire while others are on their way."""
+    """Either engine ends with its connections and starts again; requests are aborted, caches reset, ids forged."""
     choices = random.Random(transfers)
     prompts = [random_prompt(10 + index, 30 + 5 * index) for index in range(6)]
     one = Engine(folder, block_size=4)
