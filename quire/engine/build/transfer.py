@@ -114,7 +114,7 @@ def _reason_against(config: CoreConfig, loaded: LoadedModel, plan: CachePlan, de
         return "the model has states, which have no prefix cache"
     if not config.engine.enable_prefix_caching:
         return "it needs --enable-prefix-caching"
-    if not isinstance(loaded.kind(loaded.context_len), Generates):
+    if not isinstance(loaded.config.kind(loaded.context_len, config.engine.max_num_batched_tokens), Generates):
         return "the model does not answer completions or chats"
     return ""
 
@@ -125,7 +125,7 @@ def _facts(config: CoreConfig, loaded: LoadedModel, plan: CachePlan, device: Dev
     settings = {f"option {name}": _text(getattr(config.model, name)) for name in _OPTIONS}
     return {
         "version of Quire": quire.__version__,
-        "architecture": loaded.architecture,
+        "architecture": loaded.config.model_type,
         "context length": str(loaded.context_len),
         "data type": str(loaded.dtype).removeprefix("torch."),
         "data type of the KV cache": str(plan.dtype).removeprefix("torch."),
