@@ -32,6 +32,7 @@ from quire.engine.transfer.loop_thread import LoopThread
 
 logger = logging.getLogger(__name__)
 _CODE = ("kernels", "engine/models", "engine/execution")  # what computes keys and values, and lays them out
+_SOURCES = (".py", ".h", ".cpp")
 _OPTIONS = ("quantization", "activation_quantization", "load_format", "hf_overrides", "model_impl")
 
 
@@ -146,7 +147,8 @@ def _text(value: object) -> str:
 
 def _code_digest() -> str:
     digest, package = hashlib.sha256(), Path(quire.__file__).parent
-    for path in sorted(path for inner in _CODE for path in (package / inner).rglob("*.py")):
+    files = (path for inner in _CODE for path in (package / inner).rglob("*") if path.suffix in _SOURCES)
+    for path in sorted(files):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
