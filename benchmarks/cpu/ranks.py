@@ -1,9 +1,10 @@
 """One model by one process, and divided between two ranks by tensor and by pipeline parallelism, on one core each.
 
-Every rank is a process with one thread. The engines are alive at once and measured in turn, in short intervals, so that
-all of them have the same disturbances. Reported are the median and the best interval, and the CPU time of each rank for
-a step. From these times follows what a pipeline can reach where each rank has a core of its own: a step takes the sum
-of all ranks without overlap, and with it the CPU time of the slowest rank.
+The ranks are those of one machine, or of two nodes that have an address of this machine each. Every rank is a process
+with one thread. The engines are alive at once and measured in turn, in short intervals, so that all of them have the
+same disturbances. Reported are the median and the best interval, and the CPU time of each rank for a step. From these
+times follows what a pipeline can reach where each rank has a core of its own: a step takes the sum of all ranks without
+overlap, and with it the CPU time of the slowest rank.
 
 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE THP_MEM_ALLOC_ENABLE=1 python -m benchmarks.cpu.ranks MODEL --out FILE.json
 """
@@ -15,6 +16,7 @@ import json
 import multiprocessing
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from statistics import median
@@ -27,6 +29,7 @@ import torch
 from quire.config.options import EngineOptions, ModelOptions, ParallelOptions
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.engine import build_core
+from quire.engine.build.nodes import run_node
 from quire.engine.client.protocol import Abort, AddRequest, StepOutput
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.core.loop import EngineCore
@@ -38,6 +41,8 @@ MODES: dict[str, tuple[int, dict[str, int]]] = {  # threads of each rank, and op
     "one process, two threads": (2, {}),
     "tensor parallel": (1, {"tensor_parallel_size": 2}),
     "pipeline parallel": (1, {"pipeline_parallel_size": 2}),
+    "tensor parallel on two nodes": (1, {"tensor_parallel_size": 2, "nnodes": 2, "master_port": 29511}),
+    "pipeline parallel on two nodes": (1, {"pipeline_parallel_size": 2, "nnodes": 2, "master_port": 29512}),
 }
 _CONTEXT = 64  # tokens of the prompts of sequences that generate
 _PROMPTS, _PROMPT = 4, 1024  # prompts that are computed alone, and their tokens
@@ -68,6 +73,21 @@ class CountingChannel:
         """Return None: there are no messages."""
 
 
+def _run_node(config: CoreConfig) -> None:
+    """Run the second node, whose address is another one of this machine."""
+    parallel = config.parallel.model_copy(update={"node_rank": 1, "headless": True, "node_addr": "127.0.0.2"})
+    run_node(replace(config, parallel=parallel), lambda: False, lambda: None)
+
+
+def _rank_processes() -> list[psutil.Process]:
+    """The ranks below this process, without those that have started them."""
+    started = [
+        child for child in psutil.Process().children(recursive=True) if "spawn_main" in " ".join(child.cmdline())
+    ]
+    parents = {child.ppid() for child in started}
+    return [child for child in started if child.pid not in parents]
+
+
 class MeasuredCore:
     """An engine core whose steps are called directly."""
 
@@ -84,11 +104,12 @@ class MeasuredCore:
             engine=engine,
             parallel=ParallelOptions(**parallel),
         )
-        before = multiprocessing.active_children()
+        before = _rank_processes()
+        if config.parallel.nnodes > 1:
+            multiprocessing.get_context("spawn").Process(target=_run_node, args=(config,)).start()
         self.core: EngineCore
         self.core, _ = build_core(config, self.channel)  # type: ignore[arg-type]
-        workers = [child.pid for child in multiprocessing.active_children() if child not in before]
-        self._ranks = [psutil.Process(), *map(psutil.Process, workers)]
+        self._ranks = [psutil.Process(), *(rank for rank in _rank_processes() if rank not in before)]
         self._names = 0
 
     def decode(self, batch: int, seconds: float) -> Interval:

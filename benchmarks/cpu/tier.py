@@ -53,10 +53,10 @@ def metric(url: str, name: str) -> float:
     return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(f"quire:{name}{{"))
 
 
-def first_token(url: str, prompt: str) -> dict[str, float]:
-    """Return the seconds until the first token, and how many tokens of the prompt were cached."""
+def first_token(url: str, prompt: str, **fields: Any) -> dict[str, float]:
+    """Return the seconds until the first token, and how many tokens of the prompt were cached. `fields`: more ones."""
     started = time.perf_counter()
-    body = {"prompt": prompt, "max_tokens": 1, "temperature": 0}
+    body = {"prompt": prompt, "max_tokens": 1, "temperature": 0, **fields}
     answer = httpx.post(f"{url}/completions", json=body, timeout=PATIENCE).raise_for_status().json()
     seconds = time.perf_counter() - started
     usage = answer["usage"]

@@ -62,22 +62,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if words[:1] in (["--version"], ["-v"]):
         print(f"quire {__version__}")
         return
-    if words[:1] == ["serve"]:
+    serves = words[:1] in (["serve"], ["render"])
+    if serves:
         end_on_early_signals()
     gc.disable()  # imports leave little garbage, and each full collection would search all modules
     try:
         defer_schemas()
         configs = None
-        if arguments is None and words[:1] == ["serve"] and _HELP.isdisjoint(words):
+        if arguments is None and serves and _HELP.isdisjoint(words):
             # Both take long, and begin before the server's own modules are imported.
-            from quire.engine.models.config_cache import ConfigCache  # noqa: PLC0415 for this command only
+            from quire.engine.models.config_cache import ConfigCache  # noqa: PLC0415 for these commands only
             from quire.engine.models.config_reader import ConfigReader  # noqa: PLC0415 like it
             from quire.engine.models.torch_import import start_loading_libraries  # noqa: PLC0415 like it
 
             configs = ConfigReader()
             if not ConfigCache().has_any():
                 configs.begin(forks=True)
-            start_loading_libraries()
+            if words[0] == "serve":
+                start_loading_libraries()
         from quire.app.commands import run_command  # noqa: PLC0415 a quarter of a second of imports
 
         run_command(words, configs)

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 
 from quire import __version__
 from quire.config.command import Command, ConfigError
-from quire.config.commands import COMMANDS, Serve
+from quire.config.commands import COMMANDS, Render, Serve
 from quire.config.environment import misspelt
 from quire.engine.models.config_reader import ConfigReader
 
 # Modules are imported when their command runs: `quire chat` does not need torch.
 _MODULES = {
     "serve": "quire.app.serve",
+    "render": "quire.app.render",
     "key": "quire.app.key",
     "config": "quire.app.show_config",
     "collect-env": "quire.app.collect_env",
@@ -33,7 +34,7 @@ _USAGE_ERROR = 2  # exit status, as of argparse
 
 
 def run_command(words: Sequence[str], configs: ConfigReader | None = None) -> None:
-    """Run a command and exit with its status. `configs`: a reader that `quire serve` uses."""
+    """Run a command and exit with its status. `configs`: a reader that `quire serve` and `quire render` use."""
     match = _find(words)
     if match is None:
         asked = (words[1:] if words[:1] == ["bench"] else words[:1]) in _HELP
@@ -48,7 +49,7 @@ def run_command(words: Sequence[str], configs: ConfigReader | None = None) -> No
             raise ConfigError(f"quire: unknown environment variable {name}{meant}")
         settings = command.parse(options)
         module = importlib.import_module(_MODULES[command.name])
-        if command is Serve:
+        if command in (Serve, Render):
             status = module.run(settings, configs)
         else:
             gc.enable()

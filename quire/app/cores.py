@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from quire.app.logs import flush_logs, start_logging
+from quire.app.running_models import NewObserver, StepTraces
 from quire.app.supervision import supervise
 from quire.config.commands import Serve
 from quire.config.options import LogOptions
@@ -18,10 +19,8 @@ from quire.engine.client.engine import Engine
 from quire.engine.client.engine_client import EngineClient
 from quire.engine.client.launch import CoreEntry, CoreHandle, ProcessCore, ProcessPlace, ThreadCore
 from quire.engine.client.model_info import ModelInfo
-from quire.engine.client.records import Observer
 from quire.engine.client.request_log import RequestLog
 from quire.engine.client.slots import Slots
-from quire.engine.client.step_observer import StepObserver
 from quire.engine.client.transport import ClientChannel, flush_messages
 from quire.engine.execution.memory import MemoryShare
 from quire.otlp.settings import TraceSettings
@@ -30,20 +29,6 @@ from quire.serving.models import ServerState
 
 _STOP_TIMEOUT = 2.0  # seconds; part of the time that a shutdown may take after the drain
 _FLUSH_SECONDS = 0.5  # for spans of the steps
-NewObserver = Callable[[int], Observer]  # of the core with a rank
-
-
-@dataclass(frozen=True, slots=True)
-class StepTraces:
-    """How the steps of engines are traced.
-
-    Attributes:
-        settings: for engines in processes of their own.
-        new_observer: watches the steps of an engine in a thread.
-    """
-
-    settings: TraceSettings
-    new_observer: Callable[[], StepObserver]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +158,7 @@ class SingleCore:
         return await self._core.client.ready()
 
     def observe(self, new_observer: NewObserver, number: int) -> None:
-        """Have the core observed; see `RunningEngine.observe`. The model is loaded."""
+        """Have the core observed; see `RunningModel.observe`. The model is loaded."""
         rank = self._settings.data_parallel_rank
         self.engine.observers.add(new_observer(number if rank is None else rank))
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
-from quire.app.cores import CoreFactory, NewObserver, SingleCore, StepTraces
+from quire.app.cores import CoreFactory, SingleCore
 from quire.app.logs import start_logging
 from quire.app.models import ModelSource
 from quire.app.replicas import Replicas
+from quire.app.running_models import NewObserver, RunningModel, StepTraces, front_end_of
 from quire.config.commands import Serve
-from quire.config.options import ChatOptions, EngineOptions, ModelOptions, ParallelOptions
+from quire.config.options import EngineOptions, ModelOptions, ParallelOptions
 from quire.engine.build.core_config import CoreConfig, with_room_for_pictures
 from quire.engine.client.engine import Engine
 from quire.engine.client.model_info import ModelInfo
@@ -21,10 +22,8 @@ from quire.engine.models.config_reader import ConfigReader
 from quire.engine.models.family import WithoutCache
 from quire.engine.models.model_config import ModelConfig
 from quire.multimodal.memory import MediaMemory
-from quire.rendering.renderer import Renderer
 from quire.rendering.tokenizer import Tokenizer
-from quire.serving.defaults import read_defaults
-from quire.serving.models import ModelParts, ServedModel, ServerState, served_model
+from quire.serving.models import ServedModel, ServerState
 
 
 def weight_bytes(source: ModelSource) -> int:
@@ -88,8 +87,25 @@ def gpu_share(sources: Sequence[ModelSource], configs: Sequence[ModelConfig], st
     return MemoryShare(0, max(1, with_cache), sum(map(weight_bytes, sources[1:])), steps)
 
 
-class RunningEngine:
-    """The engine of a model, of one core or of replicas.
+def core_config(source: ModelSource, model_config: ModelConfig, settings: Serve) -> CoreConfig:
+    """Return the configuration of a model's cores."""
+    options = EngineOptions.of(settings)
+    if "max_num_batched_tokens" not in settings.model_fields_set:
+        options = with_room_for_pictures(options, model_config)
+    return CoreConfig(
+        folder=source.folder,
+        model_config=model_config,
+        model=ModelOptions.of(settings),
+        engine=options,
+        parallel=ParallelOptions.of(settings),
+        start_process=partial(
+            start_logging, "debug" if settings.log_level == "debug" else "error", settings.log_format
+        ),
+    )
+
+
+class RunningEngine(RunningModel):
+    """A model and its engine, of one core or of replicas.
 
     Attributes:
         client: the engine.
@@ -113,7 +129,7 @@ class RunningEngine:
         self._tokenizer = Tokenizer.load(source.folder)
         factory = CoreFactory(
             settings,
-            self._config(model_config),
+            core_config(source, model_config, settings),
             self._tokenizer,
             Slots(settings.max_num_seqs + settings.max_num_queued_seqs, settings.max_client_share),
             traces,
@@ -126,22 +142,6 @@ class RunningEngine:
             self._cores = SingleCore(factory, memory_share)
         self.client: Engine = self._cores.engine
 
-    def _config(self, model_config: ModelConfig) -> CoreConfig:
-        settings = self._settings
-        options = EngineOptions.of(settings)
-        if "max_num_batched_tokens" not in settings.model_fields_set:
-            options = with_room_for_pictures(options, model_config)
-        return CoreConfig(
-            folder=self._source.folder,
-            model_config=model_config,
-            model=ModelOptions.of(settings),
-            engine=options,
-            parallel=ParallelOptions.of(settings),
-            start_process=partial(
-                start_logging, "debug" if settings.log_level == "debug" else "error", settings.log_format
-            ),
-        )
-
     async def ready(self) -> ModelInfo:
         """Wait until all cores are loaded.
 
@@ -151,57 +151,20 @@ class RunningEngine:
         return await self._cores.ready()
 
     async def loaded(self, media_memory: MediaMemory | None = None) -> ServedModel:
-        """The model, once it has been loaded.
-
-        Args:
-            media_memory: the memory for media, which all models of a server share; None: the model has its own.
-
-        Raises:
-            EngineDead: it could not be loaded.
-        """
+        """See `RunningModel`."""
         info = await self.ready()
-        settings = self._settings
-        folder = self._source.folder
-        renderer = Renderer(
-            folder,
-            self._tokenizer,
-            ChatOptions.of(settings),
-            info.max_model_len,
-            media_tokens=info.media_tokens,
-            max_queued=self.client.capacity,
-            share=settings.max_client_share,
+        scaling = self._cores if isinstance(self._cores, Replicas) else None
+        self._model = front_end_of(
+            self._source, self._settings, self._tokenizer, self.client, info, scaling, media_memory
         )
-        defaults = read_defaults(
-            folder,
-            self._tokenizer,
-            settings.generation_config,
-            settings.override_generation_config,
-            settings.hf_overrides,
-        )
-        parts = ModelParts(
-            names=self._source.names,
-            root=self._source.root,
-            client=self.client,
-            renderer=renderer,
-            info=info,
-            defaults=defaults,
-            priority_scheduling=settings.scheduling_policy == "priority",
-            scaling=self._cores if isinstance(self._cores, Replicas) else None,
-        )
-        self._model = served_model(parts, folder, settings, media_memory)
         return self._model
 
     def observe(self, new_observer: NewObserver, number: int) -> None:
-        """Have each core observed.
-
-        Args:
-            new_observer: gives the observer of a core, by its rank.
-            number: of the engine, which is its rank if there are no replicas.
-        """
+        """See `RunningModel`."""
         self._cores.observe(new_observer, number)
 
     async def watch(self, state: ServerState, give_up: Callable[[str], None]) -> None:
-        """Start cores again that die, until that is hopeless; then call `give_up` with the reason."""
+        """See `RunningModel`."""
         await self._cores.watch(state, give_up)
 
     def set_memory_share(self, share: MemoryShare) -> None:
@@ -214,7 +177,7 @@ class RunningEngine:
         await self._cores.restart()
 
     async def stop(self) -> None:
-        """Stop all cores, loaded or not, and wait until they have ended, but not for long."""
+        """See `RunningModel`."""
         if self._model is not None:
             await self._model.close()
         await self._cores.stop()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
 
 from quire import __version__
 from quire.api import health, invocations, models, operation, sleep
@@ -20,7 +21,7 @@ from quire.api.files import routes as files
 from quire.api.http.error_handlers import install_error_handlers
 from quire.api.http.key_usage import LIMIT_HEADERS
 from quire.api.http.keys import KeyRing
-from quire.api.http.request_head import REQUEST_ID
+from quire.api.http.request_head import REQUEST_ID, endpoint_path
 from quire.api.pooling import cohere, embeddings, rerank, tei
 from quire.api.responses import routes as responses
 from quire.api.responses.routes import NOT_STORED
@@ -45,6 +46,7 @@ from quire.app.tracking import request_tracking
 from quire.config.options import LogOptions, ServerOptions
 from quire.metrics.exposition import Exposition
 from quire.metrics.prometheus import Metrics
+from quire.protocol.errors import NotFound, shorten
 from quire.protocol.fields import HEADER as IGNORED_FIELDS
 from quire.realtime import routes as realtime
 from quire.realtime.sessions import Sessions
@@ -88,26 +90,11 @@ def create_routes(
     app.state.malloc_trimmer = state.malloc_trimmer
     app.state.max_json_values = state.limits.max_json_values
     install_error_handlers(app)
-    pooling = (embeddings, rerank, cohere, tei)
-    for module in (
-        health,
-        completions,
-        chat,
-        anthropic,
-        generate,
-        *pooling,
-        speech,
-        files,
-        models,
-        sleep,
-        operation,
-        invocations,
-    ):
-        app.include_router(module.router(state))
-    app.include_router(responses.router(state, service))
-    app.include_router(realtime.router(sessions))
-    app.include_router(page.router())
-
+    routers = _render_routers(state, service) if state.renders_only else _all_routers(state, service, sessions)
+    for routes in routers:
+        app.include_router(routes)
+    if state.renders_only:
+        app.router.default = _refuse_others
     exposition = Exposition(metrics)
 
     @app.get("/metrics", response_class=Response)
@@ -118,6 +105,39 @@ def create_routes(
         return Response(page.body, headers=page.headers)
 
     return app
+
+
+def _all_routers(state: ServerState, service: ResponseService, sessions: Sessions) -> list[APIRouter]:
+    pooling = (embeddings, rerank, cohere, tei)
+    modules = (health, completions, chat, anthropic, generate, *pooling, speech, files, models, sleep, operation)
+    return [
+        *(module.router(state) for module in (*modules, invocations)),
+        responses.router(state, service),
+        realtime.router(sessions),
+        page.router(),
+    ]
+
+
+def _render_routers(state: ServerState, service: ResponseService) -> list[APIRouter]:
+    """The routers of a server that renders prompts."""
+    return [
+        health.router(state),
+        generate.render_router(state),
+        anthropic.render_router(state),
+        responses.render_router(state, service),
+        models.router(state),
+    ]
+
+
+async def _refuse_others(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer requests that no route of a server that renders prompts has."""
+    path = endpoint_path(scope)
+    refusal = NotFound(
+        f"This server renders prompts (quire render) and runs no model: it has no {shorten(path)}, which a server of "
+        "`quire serve` may have."
+    )
+    answer = refusal.response(path) if scope["type"] == "http" else WebSocketClose()
+    await answer(scope, receive, send)
 
 
 class _Documented(FastAPI):

@@ -23,18 +23,16 @@ from quire.api.mcp.servers import ToolServers
 from quire.api.responses.errors import StoreFailed
 from quire.api.responses.service import ResponseService
 from quire.api.responses.store import ResponseStore
-from quire.app.cores import StepTraces
-from quire.app.engines import RunningEngine, start_engines
 from quire.app.exits import end_process
 from quire.app.factory import create_app
-from quire.app.models import ModelSource
 from quire.app.rate_limits import TokenCounter
 from quire.app.reload import WatchedFiles
+from quire.app.running_models import RunningModel, StartModels, StepTraces
 from quire.app.schemas import make_schemas
 from quire.app.server import Server
 from quire.app.stats_log import StatsLog
 from quire.app.tls import Tls, TlsError
-from quire.config.commands import Serve
+from quire.config.commands import Render, Serve
 from quire.config.key_file import KeyFileError
 from quire.config.options import (
     AudioOptions,
@@ -50,7 +48,6 @@ from quire.config.options import (
 )
 from quire.config.types import urls_by_label
 from quire.engine.client.errors import EngineDead
-from quire.engine.models.config_reader import ConfigReader
 from quire.engine.models.errors import ModelError
 from quire.metrics.model_metrics import ModelMetrics
 from quire.metrics.prometheus import Metrics
@@ -72,22 +69,16 @@ _QUIET_SECONDS, _LONGEST_WAIT = 1.0, 60.0  # without requests; until helpers sta
 _FLUSH_SECONDS = 0.7  # for spans that wait at the end; part of the time that a shutdown may take after the drain
 
 
-def serve(
-    settings: Serve,
-    sources: Sequence[ModelSource],
-    configs: ConfigReader,
-    sockets: list[socket.socket],
-) -> int:
+def serve(settings: Serve, start: StartModels, sockets: list[socket.socket]) -> int:
     """Serve the models, then end the process with its exit status. Returns the status if it did not get to serve.
 
     Args:
         settings: settings of the command.
-        sources: the models.
-        configs: reads those of the models.
+        start: starts the models.
         sockets: sockets to listen on.
     """
     try:
-        status: int = uvloop.run(_serve(settings, sources, configs, sockets))
+        status: int = uvloop.run(_serve(settings, start, sockets))
         if settings.uds is not None:
             settings.uds.unlink(missing_ok=True)
         end_process(status)  # all is closed; Python's own exit takes seconds with torch, and waits for busy threads
@@ -99,13 +90,8 @@ def serve(
     return 1
 
 
-async def _serve(
-    settings: Serve,
-    sources: Sequence[ModelSource],
-    configs: ConfigReader,
-    sockets: list[socket.socket],
-) -> int:
-    async with open_application(settings, sources, configs) as application:
+async def _serve(settings: Serve, start: StartModels, sockets: list[socket.socket]) -> int:
+    async with open_application(settings, start) as application:
         tls = None if settings.ssl_certfile is None else Tls(TlsOptions.of(settings))
         watched = list(_watched_files(settings, tls, application.keys))
         server = Server(
@@ -137,7 +123,7 @@ class Application:
     """
 
     settings: Serve
-    engines: Sequence[RunningEngine]
+    running_models: Sequence[RunningModel]
     store: ResponseStore
     metrics: Metrics
     asgi: ASGIApp
@@ -157,7 +143,7 @@ class Application:
             watching: what else to do.
         """
         settings, state = self.settings, self.state
-        tasks = [asyncio.create_task(engine.watch(state, stop_failed)) for engine in self.engines]
+        tasks = [asyncio.create_task(model.watch(state, stop_failed)) for model in self.running_models]
         if settings.log_stats:
             logs = [StatsLog(model.names[0], model.client) for model in state.models]
             tasks += [asyncio.create_task(log.write_regularly(settings.log_stats_interval)) for log in logs]
@@ -175,10 +161,8 @@ class Application:
 
 
 @asynccontextmanager
-async def open_application(
-    settings: Serve, sources: Sequence[ModelSource], configs: ConfigReader
-) -> AsyncIterator[Application]:
-    """Load the models, and make the app of them; close all of it at the end."""
+async def open_application(settings: Serve, start: StartModels) -> AsyncIterator[Application]:
+    """Load the models, and make the app of them; close all of it at the end. `start`: starts them."""
     store = ResponseStore(
         settings.response_store, settings.response_ttl, settings.response_store_size, settings.max_client_share
     )
@@ -187,18 +171,18 @@ async def open_application(
         opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, if loading fails first
         if settings.response_store is not None:
             await opening
-        async with _traces(settings) as traces, _engines(settings, sources, configs, traces) as engines:
+        async with _traces(settings) as traces, _running(settings, start, traces) as running:
             await opening  # a file in the default location is checked while the models load
-            async with _application(settings, engines, store, traces) as application:
+            async with _application(settings, running, store, traces) as application:
                 yield application
 
 
 @asynccontextmanager
 async def _application(
-    settings: Serve, engines: Sequence[RunningEngine], store: ResponseStore, traces: RunningTraces | None
+    settings: Serve, running: Sequence[RunningModel], store: ResponseStore, traces: RunningTraces | None
 ) -> AsyncIterator[Application]:
     media_memory = MediaMemory(int(settings.max_media_memory), settings.max_client_share)
-    models = await asyncio.gather(*(engine.loaded(media_memory) for engine in engines))
+    models = await asyncio.gather(*(model.loaded(media_memory) for model in running))
     multiprocessing.active_children()  # reaps the process that has read the configs: nobody waits for it
     state = _state(settings, models, media_memory)
     metrics = Metrics(
@@ -209,8 +193,8 @@ async def _application(
     )
     options = ServerOptions.of(settings)
     keys = KeyRing(options)
-    for number, (engine, model) in enumerate(zip(engines, models, strict=True)):
-        engine.observe(partial(_model_metrics, {}, metrics, model, EngineOptions.of(settings)), number)
+    for number, (started, model) in enumerate(zip(running, models, strict=True)):
+        started.observe(partial(_model_metrics, {}, metrics, model, EngineOptions.of(settings)), number)
         model.client.observers.add(TokenCounter(keys))
         if traces is not None:
             model.client.observers.add(traces.tracing.observer(model.names[0]))
@@ -236,7 +220,7 @@ async def _application(
     )
     app = create_app(state, metrics, responses, sessions, options, keys, LogOptions.of(settings), tracing)
     try:
-        yield Application(settings, engines, store, metrics, app, state, responses, sessions, keys)
+        yield Application(settings, running, store, metrics, app, state, responses, sessions, keys)
     finally:
         await tool_servers.aclose()
         await state.close_media()
@@ -298,6 +282,7 @@ def _state(settings: Serve, models: Sequence[ServedModel], media_memory: MediaMe
         max_image_parts=settings.max_image_parts,
         max_video_parts=settings.max_video_parts,
         results=ResultMemory(share=settings.max_client_share),
+        renders_only=isinstance(settings, Render),
     )
 
 
@@ -338,17 +323,17 @@ async def _traces(settings: Serve) -> AsyncIterator[RunningTraces | None]:
 
 
 @asynccontextmanager
-async def _engines(
-    settings: Serve, sources: Sequence[ModelSource], configs: ConfigReader, traces: RunningTraces | None
-) -> AsyncIterator[list[RunningEngine]]:
-    """The engines of all models, which are stopped at the end."""
-    engines: list[RunningEngine] = []
+async def _running(
+    settings: Serve, start: StartModels, traces: RunningTraces | None
+) -> AsyncIterator[list[RunningModel]]:
+    """All models, which are stopped at the end."""
+    models: list[RunningModel] = []
     steps = None
     if traces is not None and settings.collect_detailed_traces:
         steps = StepTraces(traces.export.settings, traces.step_observer)
     try:
-        async for engine in start_engines(settings, sources, configs, steps):
-            engines.append(engine)  # noqa: PERF401 (those that have started are stopped if another one fails)
-        yield engines
+        async for model in start(steps):
+            models.append(model)  # noqa: PERF401 (those that have started are stopped if another one fails)
+        yield models
     finally:
-        await asyncio.gather(*(engine.stop() for engine in engines))
+        await asyncio.gather(*(model.stop() for model in models))

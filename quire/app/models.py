@@ -27,7 +27,7 @@ BUNDLED = {
     "quire-nano-hear": "nano_hear",
     "quire-nano-see": "nano_see",
 }
-_GGUF = ".gguf"
+_GGUF, _WEIGHTS = ".gguf", ".safetensors"
 _CONFIG = "config.json"
 _PROJECTOR = "is the part of a model that reads pictures (mmproj); name the file with its language model"
 
@@ -55,17 +55,19 @@ class Lookup:
         load_format: which files are wanted.
         hub: where repositories are.
         is_offline: nothing is downloaded.
+        with_weights: weights are needed. A GGUF file, which has all in one, always is, but its head is enough.
     """
 
     revision: str | None = None
     load_format: LoadFormat = "auto"
     hub: HubName = "huggingface"
     is_offline: bool = False
+    with_weights: bool = True
 
     @classmethod
-    def of(cls, options: ModelOptions, *, is_offline: bool = False) -> Self:
+    def of(cls, options: ModelOptions, *, is_offline: bool = False, with_weights: bool = True) -> Self:
         """How the settings look them up."""
-        return cls(options.revision, options.load_format, options.model_hub, is_offline)
+        return cls(options.revision, options.load_format, options.model_hub, is_offline, with_weights)
 
 
 class NotHere(ConfigError):
@@ -80,13 +82,13 @@ def resolve_models(arguments: Sequence[str], served_names: Sequence[str], lookup
     """
     models = list(arguments) or list(BUNDLED)
     if twice := [model for model in models if models.count(model) > 1]:
-        raise ConfigError(f"quire serve: MODEL contains {twice[0]!r} twice")
+        raise ConfigError(f"quire: MODEL contains {twice[0]!r} twice")
     names = _names(models, served_names, first_only=not arguments)
     sources = [ModelSource(find_folder(model, lookup), model, names[model]) for model in models]
     all_names = [name for source in sources for name in source.names]
     for name in all_names:
         if all_names.count(name) > 1:
-            raise ConfigError(f"quire serve: two models have the name {name!r}; use --served-model-name NAME=MODEL")
+            raise ConfigError(f"quire: two models have the name {name!r}; use --served-model-name NAME=MODEL")
     return sources
 
 
@@ -99,34 +101,34 @@ def find_folder(model: str, lookup: Lookup) -> Path:
     if model in BUNDLED:
         return Path(str(files("quire") / "bundled" / BUNDLED[model]))
     if _is_dir(model):
-        return _folder_of(model, Path(model), "", lookup.load_format)
+        return _folder_of(model, Path(model), "", lookup)
     if _is_file(model):
-        return _folder_of_file(model, lookup.load_format)
+        return _folder_of_file(model, lookup)
     directory, variant = split_variant(model)
     if variant and _is_dir(directory):
-        return _folder_of(model, Path(directory), variant, lookup.load_format)
+        return _folder_of(model, Path(directory), variant, lookup)
     if Path(model).is_absolute() or model.startswith((".", "~")):
         raise ConfigError(f"quire: {model!r} is neither a file nor a directory")
     return _downloaded(model, lookup)
 
 
-def _folder_of_file(model: str, load_format: LoadFormat) -> Path:
+def _folder_of_file(model: str, lookup: Lookup) -> Path:
     """The directory of a model in a file."""
     if not model.endswith(_GGUF):
         raise ConfigError(
             f"quire: {model!r} is a file; expected a .gguf file, or a directory with config.json, tokenizer.json "
             "and .safetensors files"
         )
-    if load_format == "safetensors":
+    if lookup.load_format == "safetensors":
         raise ConfigError(f"quire: {model!r} is a GGUF file, but --load-format is safetensors")
     if is_projector(model):
         raise ConfigError(f"quire: {model!r} {_PROJECTOR}")
-    return _gguf_folder(Path(model))
+    return _gguf_folder(Path(model), lookup)
 
 
-def _folder_of(model: str, folder: Path, variant: str, load_format: LoadFormat) -> Path:
+def _folder_of(model: str, folder: Path, variant: str, lookup: Lookup) -> Path:
     """The directory of a model in a directory: itself, unless a GGUF file is wanted or there are no other weights."""
-    names = _files_in(folder)
+    names, load_format = _files_in(folder), lookup.load_format
     if not variant and _wants_safetensors(names, load_format):
         return folder
     inner = [f"{path.parent.name}/{path.name}" for path in sorted(folder.glob(f"*/*{_GGUF}"))]
@@ -134,7 +136,7 @@ def _folder_of(model: str, folder: Path, variant: str, load_format: LoadFormat) 
     if file is None:
         _check_format(model, names)
         return folder
-    return _gguf_folder(folder / file)
+    return _gguf_folder(folder / file, lookup)
 
 
 def _wants_safetensors(names: Sequence[str], load_format: LoadFormat) -> bool:
@@ -168,7 +170,7 @@ def _downloaded(model: str, lookup: Lookup) -> Path:
     try:
         hub = hub_named(lookup.hub)
         snapshot = hub.open(name.repository, name.revision or lookup.revision, is_offline=lookup.is_offline)
-        file, needed = _needed(model, name, snapshot, lookup.load_format)
+        file, needed = _needed(model, name, snapshot, lookup)
         if not lookup.is_offline:
             fetch(hub, snapshot, needed)
     except NotOnThisMachine as error:
@@ -177,18 +179,19 @@ def _downloaded(model: str, lookup: Lookup) -> Path:
         raise ConfigError(f"quire: {model!r} is not a directory, and {error}") from error
     if any(not (snapshot.folder / path).exists() for path in needed):
         raise NotHere(f"quire: files of {model!r} are not on this machine, and nothing may be downloaded")
-    return snapshot.folder if file is None else _gguf_folder(snapshot.folder / file)
+    return snapshot.folder if file is None else _gguf_folder(snapshot.folder / file, lookup)
 
 
-def _needed(
-    model: str, name: ModelName, snapshot: Snapshot, load_format: LoadFormat
-) -> tuple[str | None, Sequence[str]]:
+def _needed(model: str, name: ModelName, snapshot: Snapshot, lookup: Lookup) -> tuple[str | None, Sequence[str]]:
     """The GGUF file with the model, if that is wanted or there are no other weights, and all files that it needs."""
     names = list(snapshot.sizes)
     outer = [path for path in names if "/" not in path]
+    load_format = lookup.load_format
     if not name.variant and not name.path and _wants_safetensors(outer, load_format):
-        is_dummy = load_format == "dummy"
-        return None, small_files(names) if is_dummy else needed_files(names, snapshot.folder)
+        if load_format == "dummy":
+            return None, small_files(names)
+        needed = needed_files(names, snapshot.folder)
+        return None, needed if lookup.with_weights else [path for path in needed if not path.endswith(_WEIGHTS)]
     inside = [path for path in names if f"{path}/".startswith(f"{name.path}/" if name.path else "")]
     file = None if load_format == "safetensors" else _chosen(model, inside, name.variant)
     if file is not None:
@@ -199,14 +202,14 @@ def _needed(
     return None, small_files(names)
 
 
-def _gguf_folder(file: Path) -> Path:
+def _gguf_folder(file: Path, lookup: Lookup) -> Path:
     """The directory that is made of a GGUF file, with the parts of a config and a tokenizer in its metadata.
 
     Raises:
         ConfigError: its model is not supported.
     """
     try:
-        folder = model_folder(file)
+        folder = model_folder(file, with_weights=lookup.with_weights)
     except ModelError as error:
         raise ConfigError(f"quire: {error}") from error
     logger.info("%s: config and tokenizer are those in the file, written to %s", file, folder)
@@ -238,10 +241,10 @@ def _names(models: Sequence[str], served: Sequence[str], *, first_only: bool) ->
     for entry in served:
         name, equals, model = entry.partition("=")
         if not equals and len(models) > 1 and not first_only:
-            raise ConfigError(f"quire serve: with several models --served-model-name expects NAME=MODEL, not {entry!r}")
+            raise ConfigError(f"quire: with several models --served-model-name expects NAME=MODEL, not {entry!r}")
         target = model if equals else models[0]
         if target not in names_by_model or not name:
-            raise ConfigError(f"quire serve: --served-model-name {entry!r} does not match any MODEL")
+            raise ConfigError(f"quire: --served-model-name {entry!r} does not match any MODEL")
         names_by_model[target].append(name)
     return {model: tuple(names) or _default_names(model) for model, names in names_by_model.items()}
 

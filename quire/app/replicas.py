@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 from typing_extensions import override
 
-from quire.app.cores import CoreFactory, NewObserver, RunningCore, with_context
+from quire.app.cores import CoreFactory, RunningCore, with_context
 from quire.app.placement import gpu_places, host_places
+from quire.app.running_models import NewObserver
 from quire.app.supervision import DeathPolicy, supervise
 from quire.engine.client.engine import Engine
 from quire.engine.client.engine_client import EngineClient

@@ -6,16 +6,20 @@ import gc
 import importlib.util
 import logging
 import os
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 
 from quire.api.http.keys import KeyRing
 from quire.app.exits import end_on_signals
 from quire.app.files import check_readable, check_template
 from quire.app.logs import start_logging
 from quire.app.models import Lookup, ModelSource, resolve_models
+from quire.app.running_models import RunningModel, StepTraces
 from quire.app.sockets import bind_sockets
 from quire.app.tls import Tls, TlsError
 from quire.config.command import ConfigError
-from quire.config.commands import Serve
+from quire.config.commands import Render, Serve
 from quire.config.key_file import KeyFileError
 from quire.config.options import ModelOptions, ServerOptions, TlsOptions
 from quire.engine.models.config.pooling import PoolingOptions
@@ -24,10 +28,31 @@ from quire.engine.models.torch_import import import_torch
 from quire.otlp.settings import OtlpSettingsError, metric_settings, trace_settings
 
 logger = logging.getLogger("quire")
+StartSources = Callable[[Sequence[ModelSource], ConfigReader, StepTraces | None], AsyncIterator[RunningModel]]
 
 
 def run(settings: Serve, configs: ConfigReader | None = None) -> int:
     """Serve until a signal arrives; returns the exit status. `configs`: a reader that has been started."""
+    begin(settings)
+    if settings.headless:
+        configs = configs or ConfigReader()
+        (source,) = find_models(settings, configs)
+        import_torch()
+        from quire.app.headless import run_headless  # noqa: PLC0415 imports torch
+
+        return run_headless(settings, source, configs)
+
+    def import_engines() -> StartSources:
+        import_torch()
+        from quire.app.engines import start_engines  # noqa: PLC0415 imports torch
+
+        return partial(start_engines, settings)
+
+    return run_server(settings, configs, import_engines)
+
+
+def begin(settings: Serve) -> None:
+    """Log what there is to say about the settings, and check them."""
     start_logging(settings.log_level, settings.log_format)
     for note in settings.notes:
         logger.info("%s", note)
@@ -35,22 +60,35 @@ def run(settings: Serve, configs: ConfigReader | None = None) -> int:
         logger.warning("%s", warning)
     end_on_signals()  # until the server handles them itself
     check_settings(settings)
+
+
+def run_server(settings: Serve, configs: ConfigReader | None, import_start: Callable[[], StartSources]) -> int:
+    """Serve the models of the settings until a signal arrives; returns the exit status.
+
+    Args:
+        settings: settings of the command, which `begin` has checked.
+        configs: a reader that has been started; None: there is none yet.
+        import_start: imports what starts models, while their configs are read.
+    """
     with bind_sockets(ServerOptions.of(settings)) as sockets:
         configs = configs or ConfigReader()
         sources = find_models(settings, configs)
-        import_torch()  # while the configs are read
-        from quire.app.lifecycle import serve  # noqa: PLC0415 like it
+        start = import_start()
+        from quire.app.lifecycle import serve  # noqa: PLC0415 a quarter of a second of imports
 
         gc.freeze()  # a full collection would search all modules, for 150 ms
         gc.enable()
-        return serve(settings, sources, configs, sockets)
+        return serve(settings, partial(start, sources, configs), sockets)
 
 
 def find_models(settings: Serve, configs: ConfigReader) -> list[ModelSource]:
     """Return the models of the settings, downloaded where needed; the reader starts to read their configs."""
-    sources = resolve_models(settings.model, settings.served_model_name, Lookup.of(ModelOptions.of(settings)))
+    lookup = Lookup.of(ModelOptions.of(settings), with_weights=not isinstance(settings, Render))
+    sources = resolve_models(settings.model, settings.served_model_name, lookup)
     if len(sources) > 1 and settings.kv_events_config:
-        raise ConfigError(f"quire serve: --kv-events-config works with one MODEL, but {len(sources)} are served")
+        raise _refusal(settings, f"--kv-events-config works with one MODEL, but {len(sources)} are served")
+    if len(sources) > 1 and settings.kv_transfer_config:
+        raise _refusal(settings, f"--kv-transfer-config works with one MODEL, but {len(sources)} are served")
     pooling = PoolingOptions(settings.task, settings.convert, settings.pooler_config)
     configs.start(
         [source.folder for source in sources],
@@ -62,21 +100,24 @@ def find_models(settings: Serve, configs: ConfigReader) -> list[ModelSource]:
 def check_settings(settings: Serve) -> None:
     """Refuse settings that contradict each other, or whose files cannot be used."""
     if settings.max_num_batched_tokens < settings.max_num_seqs:
-        raise ConfigError(
-            f"quire serve: --max-num-batched-tokens is {settings.max_num_batched_tokens}, but must be at least "
-            f"--max-num-seqs, which is {settings.max_num_seqs}"
+        raise _refusal(
+            settings,
+            f"--max-num-batched-tokens is {settings.max_num_batched_tokens}, but must be at least "
+            f"--max-num-seqs, which is {settings.max_num_seqs}",
         )
     if settings.max_total_body_size < settings.max_body_size:
-        raise ConfigError(
-            f"quire serve: --max-total-body-size is {settings.max_total_body_size:d} bytes, but must be at least "
-            f"--max-body-size, which is {settings.max_body_size:d} bytes"
+        raise _refusal(
+            settings,
+            f"--max-total-body-size is {settings.max_total_body_size:d} bytes, but must be at least "
+            f"--max-body-size, which is {settings.max_body_size:d} bytes",
         )
     if settings.enable_log_outputs and not settings.enable_log_requests:
-        raise ConfigError("quire serve: --enable-log-outputs needs --enable-log-requests")
+        raise _refusal(settings, "--enable-log-outputs needs --enable-log-requests")
     _check_replicas(settings)
+    _check_nodes(settings)
     check_template(settings, "chat_template")
     if settings.tool_server and importlib.util.find_spec("mcp") is None:
-        raise ConfigError("quire serve: --tool-server needs the package mcp: pip install 'quire[mcp]'")
+        raise _refusal(settings, "--tool-server needs the package mcp: pip install 'quire[mcp]'")
     _check_parsers(settings)
     _check_overrides(settings)
     _check_certificate(settings)
@@ -87,23 +128,50 @@ def check_settings(settings: Serve) -> None:
 def _check_replicas(settings: Serve) -> None:
     size, rank, local = settings.data_parallel_size, settings.data_parallel_rank, settings.data_parallel_size_local
     if rank is not None and rank >= size:
-        raise ConfigError(
-            f"quire serve: --data-parallel-rank is {rank}, but must be less than --data-parallel-size {size}"
-        )
+        raise _refusal(settings, f"--data-parallel-rank is {rank}, but must be less than --data-parallel-size {size}")
     if rank is not None and settings.enable_elastic_ep:
-        raise ConfigError(
-            "quire serve: --enable-elastic-ep does not work with --data-parallel-rank: a server has one rank"
-        )
+        raise _refusal(settings, "--enable-elastic-ep does not work with --data-parallel-rank: a server has one rank")
     if rank is None and settings.data_parallel_external_lb:
-        raise ConfigError("quire serve: --data-parallel-external-lb needs --data-parallel-rank, that of this server")
+        raise _refusal(settings, "--data-parallel-external-lb needs --data-parallel-rank, that of this server")
     if local not in (None, settings.replicas):
-        raise ConfigError(
-            f"quire serve: --data-parallel-size-local is {local}, but must be {settings.replicas}: all replicas of a "
-            "server are on its machine; for more machines give each server a --data-parallel-rank"
+        raise _refusal(
+            settings,
+            f"--data-parallel-size-local is {local}, but must be {settings.replicas}: all replicas of a "
+            "server are on its machine; for more machines give each server a --data-parallel-rank",
         )
     if settings.has_replicas and len(settings.model) != 1:
         flag = "--enable-elastic-ep" if size == 1 else "--data-parallel-size"
-        raise ConfigError(f"quire serve: {flag} works with one MODEL")
+        raise _refusal(settings, f"{flag} works with one MODEL")
+
+
+def _check_nodes(settings: Serve) -> None:
+    """Refuse what does not fit several nodes."""
+    nodes, node, ranks = settings.nnodes, settings.node_rank, settings.ranks
+    if node >= nodes:
+        raise _refusal(settings, f"--node-rank is {node}, but must be less than --nnodes {nodes}")
+    if settings.headless != (node > 0):
+        text = "--headless needs a --node-rank above 0" if settings.headless else f"--node-rank {node} needs --headless"
+        raise _refusal(settings, f"{text}: node 0 is the server, and all others run ranks for it")
+    if nodes == 1:
+        return
+    if sys.platform != "linux":
+        raise _refusal(settings, f"--nnodes {nodes} needs Linux; 1 is accepted here")
+    if ranks % nodes:
+        raise _refusal(
+            settings,
+            f"--tensor-parallel-size times --pipeline-parallel-size is {ranks}, but must be a multiple of "
+            f"--nnodes {nodes}: all nodes have the same number of ranks",
+        )
+    if len(settings.model) != 1:
+        raise _refusal(settings, "--nnodes works with one MODEL")
+    for field, idle in (
+        ("data_parallel_size", 1),
+        ("enable_elastic_ep", False),
+        ("weight_update_path", None),
+        ("on_engine_death", "exit"),
+    ):
+        if getattr(settings, field) != idle:
+            raise _refusal(settings, f"{settings.flag(field)} does not work with --nnodes {nodes}")
 
 
 def _check_parsers(settings: Serve) -> None:
@@ -115,7 +183,7 @@ def _check_parsers(settings: Serve) -> None:
     if problem is not None:
         field, expected = problem
         value = getattr(settings, field)
-        raise ConfigError(f"quire serve: {settings.flag(field)} expects {expected}, not {value!r}")
+        raise _refusal(settings, f"{settings.flag(field)} expects {expected}, not {value!r}")
 
 
 def _check_overrides(settings: Serve) -> None:
@@ -124,22 +192,22 @@ def _check_overrides(settings: Serve) -> None:
     from quire.serving.defaults import check_overrides  # noqa: PLC0415 imports the tokenizer
 
     if (expected := check_overrides(settings.override_generation_config)) is not None:
-        raise ConfigError(f"quire serve: --override-generation-config expects {expected}")
+        raise _refusal(settings, f"--override-generation-config expects {expected}")
 
 
 def _check_certificate(settings: Serve) -> None:
     if settings.ssl_certfile is None and settings.ssl_keyfile is None:
         for field, idle in TlsOptions().model_dump().items():
             if getattr(settings, field) != idle:
-                raise ConfigError(f"quire serve: {settings.flag(field)} needs --ssl-certfile and --ssl-keyfile")
+                raise _refusal(settings, f"{settings.flag(field)} needs --ssl-certfile and --ssl-keyfile")
         return
     if settings.ssl_certfile is None or settings.ssl_keyfile is None:
-        raise ConfigError("quire serve: --ssl-certfile and --ssl-keyfile must be set together")
+        raise _refusal(settings, "--ssl-certfile and --ssl-keyfile must be set together")
     check_readable(settings, "ssl_certfile")
     check_readable(settings, "ssl_keyfile")
     check_readable(settings, "ssl_ca_certs")
     if settings.ssl_cert_reqs != "0" and settings.ssl_ca_certs is None:
-        raise ConfigError(f"quire serve: --ssl-cert-reqs {settings.ssl_cert_reqs} needs --ssl-ca-certs")
+        raise _refusal(settings, f"--ssl-cert-reqs {settings.ssl_cert_reqs} needs --ssl-ca-certs")
     try:
         Tls(TlsOptions.of(settings))
     except TlsError as error:
@@ -148,7 +216,7 @@ def _check_certificate(settings: Serve) -> None:
             "ssl_ca_certs": "--ssl-ca-certs has no valid certificates",
             "ssl_ciphers": "--ssl-ciphers is not a list of ciphers that OpenSSL knows",
         }
-        raise ConfigError(f"quire serve: {wrong[error.field]}: {error}") from error
+        raise _refusal(settings, f"{wrong[error.field]}: {error}") from error
 
 
 def _check_otlp(settings: Serve) -> None:
@@ -156,17 +224,21 @@ def _check_otlp(settings: Serve) -> None:
         metric_settings(settings.otlp_metrics_endpoint, os.environ)
         traces = trace_settings(settings.otlp_traces_endpoint, os.environ)
     except OtlpSettingsError as error:
-        raise ConfigError(f"quire serve: {error}") from error
+        raise _refusal(settings, f"{error}") from error
     if traces is None and settings.collect_detailed_traces and settings.otlp_traces_endpoint is None:
-        raise ConfigError("quire serve: --collect-detailed-traces needs --otlp-traces-endpoint")
+        raise _refusal(settings, "--collect-detailed-traces needs --otlp-traces-endpoint")
 
 
 def _check_keys(settings: Serve) -> None:
     if not settings.needs_key:
         for field in ("requests_per_minute", "tokens_per_minute", "max_concurrent_requests"):
             if getattr(settings, field):
-                raise ConfigError(f"quire serve: {settings.flag(field)} needs --api-key or --api-key-file")
+                raise _refusal(settings, f"{settings.flag(field)} needs --api-key or --api-key-file")
     try:
         KeyRing(ServerOptions.of(settings))
     except KeyFileError as error:
-        raise ConfigError(f"quire serve: {error}") from error
+        raise _refusal(settings, f"{error}") from error
+
+
+def _refusal(settings: Serve, reason: str) -> ConfigError:
+    return ConfigError(f"quire {settings.name}: {reason}")

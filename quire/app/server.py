@@ -105,7 +105,8 @@ class Server(uvicorn.Server):
         for model in self._state.models:
             fields = _choices(model, self._settings)
             chosen = ", ".join(f"{name.replace('_', ' ')} {text}" for name, text in fields.items())
-            what = f"Quire {__version__} serves {model.names[0]}"
+            does = "renders prompts for" if self._state.renders_only else "serves"
+            what = f"Quire {__version__} {does} {model.names[0]}"
             logger.info("%s: %s, at %s", what, chosen, address, extra={"fields": {"model": model.names[0], **fields}})
 
     def _address(self) -> str:
@@ -191,13 +192,16 @@ def protocol_of(table: Connections, tls: Tls | None, access_log: AccessLog) -> C
 def _choices(model: ServedModel, settings: Serve) -> dict[str, str]:
     """What was chosen for a model, and why."""
     info = model.info
+    context = f"{info.max_model_len}{_why(settings, 'max_model_len')}"
+    if not info.device:
+        return {"architecture": info.architecture, "context": context}
     choices = {
         "architecture": f"{info.architecture} (by {info.implementation})",
         "device": f"{info.device}{_why(settings, 'device')} with {info.kernels}",
         "dtype": f"{info.dtype}{_why(settings, 'dtype')}",
         "weights": " ".join(filter(None, (_size(info.weight_bytes), info.weight_format))),
         "attention": "Quire's own" if info.attention_backend == "auto" else info.attention_backend,
-        "context": f"{info.max_model_len}{_why(settings, 'max_model_len')}",
+        "context": context,
         "engine": _processes(settings),
     }
     if info.cache_bytes:
@@ -216,11 +220,12 @@ def _why(settings: Serve, field: str) -> str:
 
 
 def _processes(settings: Serve) -> str:
-    ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    ranks, nodes = settings.ranks, settings.nnodes
     engine = "in a process" if settings.engine_process else "in a thread"
     if settings.has_replicas:
         engine = f"{settings.replicas} replicas, each in a process"
-    return engine if ranks == 1 else f"{engine}, {ranks} ranks"
+    divided = f"{ranks} ranks" + (f" on {nodes} nodes" if nodes > 1 else "")
+    return engine if ranks == 1 else f"{engine}, {divided}"
 
 
 def _size(count: int) -> str:

@@ -119,8 +119,7 @@ def _weights(folder: Path, config: ModelConfig, options: ModelOptions, device: D
 
 
 def _context(config: ModelConfig, requested: int | None) -> dict[str, Any]:
-    spec: Any = config.spec
-    trained = getattr(spec, "max_positions", None) or getattr(getattr(spec, "encoder", None), "max_positions", None)
+    trained = config.sizes.longest
     if trained is None:
         return {}
     if requested is not None and requested > trained:

@@ -84,5 +84,5 @@ def listen_error(settings: ServerOptions, error: OSError | ValueError) -> Config
     """The error of an address on which the server cannot listen."""
     reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
     if settings.uds is not None:
-        return ConfigError(f"quire serve: cannot listen at --uds {settings.uds}: {reason}")
-    return ConfigError(f"quire serve: cannot listen at --host {settings.host} --port {settings.port}: {reason}")
+        return ConfigError(f"quire: cannot listen at --uds {settings.uds}: {reason}")
+    return ConfigError(f"quire: cannot listen at --host {settings.host} --port {settings.port}: {reason}")

@@ -22,7 +22,7 @@ from pydantic_settings import (
 )
 
 from quire.config.environment import ENV_PREFIX, is_service_link, service_links
-from quire.config.types import shield_commas
+from quire.config.types import WrongKey, shield_commas
 from quire.config.value_help import describe, size_text
 
 
@@ -153,7 +153,9 @@ class Command(BaseSettings):
         info = cls.model_fields.get(field)
         if info is None:
             return f"quire {cls.name}: " + (f"unknown setting {field!r}" if field else str(error["msg"]))
-        return f"quire {cls.name}: {cls.flag(field)} expects {describe(info)}, not {_shown(error['input'])}"
+        cause = error.get("ctx", {}).get("error")
+        reason = f": {cause}" if isinstance(cause, WrongKey) else ""
+        return f"quire {cls.name}: {cls.flag(field)} expects {describe(info)}, not {_shown(error['input'])}{reason}"
 
 
 _MAX_SHOWN = 200  # characters of a value in an error

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, CliPositionalArg, PydanticBaseSettingsSource
 
-from quire.config.command import Command
+from quire.config.command import Command, ConfigError
 from quire.config.options import (
     AudioOptions,
     ChatOptions,
@@ -71,7 +71,10 @@ class Serve(
         """Understand vLLM's flags; see `Command.translate`."""
         flags = {cls.flag(name) for name in cls.model_fields}
         switches = {f"--no-{flag[2:]}" for flag in flags}
-        return translate_flags(arguments, frozenset(flags | switches))
+        try:
+            return translate_flags(arguments, frozenset(flags | switches))
+        except ConfigError as error:
+            raise ConfigError(f"quire {cls.name}: {error}") from error
 
     @classmethod
     def settings_customise_sources(
@@ -86,6 +89,32 @@ class Serve(
         notes, warnings = super().notes_on_environment()
         obeyed, ineffective = notes_on_variables(self, os.environ)
         return [*notes, *obeyed], [*warnings, *ineffective]
+
+
+# Settings that say how an engine runs a model, and nothing of its prompts.
+_OF_ENGINES = frozenset(
+    {
+        *(EngineOptions.model_fields.keys() - {"max_num_seqs", "max_num_batched_tokens", "scheduling_policy"}),
+        *(ParallelOptions.model_fields.keys() - {"data_parallel_size", "data_parallel_rank", "pipeline_parallel_size"}),
+        *RealtimeOptions.model_fields,
+        *("dtype", "quantization", "activation_quantization", "packed_weight_cache_size", "device"),
+        *("stall_timeout", "transcription_events", "file_store_size", "file_ttl", "collect_detailed_traces"),
+        *("log_stats", "log_stats_interval", "enable_log_requests", "enable_log_outputs", "max_log_len"),
+    }
+)
+
+
+class Render(Serve):
+    """Serve the render and tokenize endpoints of models without loading them: no weights, no engine, no torch."""
+
+    name = "render"
+    table = "serve"
+
+    def notes_on_environment(self) -> tuple[list[str], list[str]]:
+        """Return as well which settings have no effect."""
+        notes, warnings = super().notes_on_environment()
+        idle = ", ".join(self.flag(field) for field in sorted(self.model_fields_set & _OF_ENGINES))
+        return [*notes, *([f"without effect, as no engine runs: {idle}"] if idle else [])], warnings
 
 
 class Key(Command):
@@ -316,6 +345,7 @@ class BenchAccuracy(Command):
 
 COMMANDS: tuple[type[Command], ...] = (
     Serve,
+    Render,
     Key,
     Config,
     CollectEnv,

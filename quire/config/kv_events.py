@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
-from quire.config.types import JsonObject
+from quire.config.types import JsonObject, WrongKey
 
 _TCP = re.compile(r"tcp://(?:[^\s/:]+|\[[0-9a-fA-F:.]+\]|::):\d{1,5}")
 
@@ -63,7 +63,7 @@ def _check(value: dict[str, Any]) -> dict[str, Any]:
             KVEventsConfig.model_validate(value)
         except ValidationError as error:
             first = error.errors()[0]
-            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+            raise WrongKey(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     return value
 
 

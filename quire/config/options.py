@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
 from quire.config.kv_events import KVEventsConfig, KVEventsOption
+from quire.config.kv_transfer import KVTransferConfig, KVTransferOption
 from quire.config.profiler import ProfilerConfig, ProfilerOption
 from quire.config.types import (
     SECRET,
@@ -486,6 +487,35 @@ class ParallelOptions(Options):
         description="give each rank of --tensor-parallel-size whole experts of a mixture of experts, instead of a part "
         "of each expert",
     )
+    nnodes: Annotated[int, Field(ge=1, le=64)] = Field(
+        1,
+        description="number of machines that run the model together, each with the same number of ranks; each runs "
+        "quire serve with the same model and settings, those with a --node-rank above 0 with --headless; Linux only",
+    )
+    node_rank: Annotated[int, Field(ge=0, lt=64)] = Field(
+        0, description="number of this machine among --nnodes; 0 is the server, and has the first ranks"
+    )
+    headless: Flag = Field(
+        False,
+        description="run ranks for the server on node 0, without an HTTP server; for a --node-rank above 0; settings "
+        "of the HTTP server and of clients have no effect",
+    )
+    master_addr: str = Field(
+        "127.0.0.1",
+        description="address of node 0, where it waits for the other nodes; it listens there only. What nodes send is "
+        "neither encrypted nor signed: use a private network",
+    )
+    master_port: Annotated[int, Field(ge=1, le=65535)] = Field(
+        29501, description="port of node 0 at --master-addr; tensors and the store of ranks have other ports"
+    )
+    node_addr: str | None = Field(
+        None,
+        description="address of this machine by which other nodes reach it; default: the one from which it reaches "
+        "--master-addr, on node 0 --master-addr itself",
+    )
+    distributed_timeout_seconds: Seconds = Field(
+        600.0, description="seconds in which all nodes have to come together, after each has found its model"
+    )
     data_parallel_size: Annotated[int, Field(ge=1, le=64)] = Field(
         1,
         description="number of replicas of the model, which are engines in processes of their own; the server divides "
@@ -507,6 +537,16 @@ class ParallelOptions(Options):
         False,
         description="run the engine in a process even with one replica, so that POST /scale_elastic_ep can add others",
     )
+
+    @property
+    def ranks(self) -> int:
+        """Number of all ranks."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def local_ranks(self) -> int:
+        """Number of ranks of each machine."""
+        return self.ranks // self.nnodes
 
     @property
     def has_replicas(self) -> bool:
@@ -667,6 +707,13 @@ class EngineOptions(Options):
         'such as {"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "topic": "kv@10.0.0.5:8000@MODEL"}; who '
         "can connect reads the tokens of all prompts; works with one MODEL; default: they are not",
     )
+    kv_transfer_config: KVTransferOption = Field(
+        {},
+        description="JSON object by which KV blocks of prompts are sent to other servers, or read from them, with "
+        'vLLM\'s names, such as {"kv_connector": "QuireConnector", "kv_role": "kv_both", "kv_ip": "10.0.0.5"}; who can '
+        "connect to kv_ip can read the blocks of prompts whose text is known there; on CPUs, with one rank and one "
+        "MODEL; default: they are not",
+    )
     num_threads: Annotated[int, Field(ge=1, le=1 << 10)] | None = Field(
         None,
         description="CPU threads of the engine, or of each rank; default: all cores, or as many as the CPU limit of a "
@@ -678,6 +725,11 @@ class EngineOptions(Options):
     def profiler(self) -> ProfilerConfig | None:
         """The settings of the profiler; None: there is none."""
         return ProfilerConfig.model_validate(self.profiler_config) if self.profiler_config else None
+
+    @property
+    def kv_transfer(self) -> KVTransferConfig | None:
+        """How KV blocks are sent to other servers and read from them; None: they are not."""
+        return KVTransferConfig.model_validate(self.kv_transfer_config) if self.kv_transfer_config else None
 
     @property
     def kv_events(self) -> KVEventsConfig:

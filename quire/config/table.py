@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from quire.config.command import Command
-from quire.config.commands import COMMANDS, Config, Serve
+from quire.config.commands import COMMANDS, Serve
 from quire.config.environment import ENV_PREFIX
 from quire.config.value_help import describe, size_text
 
@@ -51,20 +51,13 @@ def page() -> str:
 
 
 def _section(command: type[Command]) -> str:
-    others = Serve.model_fields if command is Config else {}
+    others = Serve.model_fields if issubclass(command, Serve) and command is not Serve else {}
     rows = [_row(command, name, field) for name, field in command.model_fields.items() if name not in others]
-    return "\n".join(
-        [
-            f"## `quire {command.name}`",
-            "",
-            command.summary() + (" It has all settings of `quire serve`, and:" if others else ""),
-            "",
-            "| flag | variable | values | default | meaning |",
-            "|---|---|---|---|---|",
-            *rows,
-            "",
-        ]
-    )
+    lines = [f"## `quire {command.name}`", "", command.summary()]
+    if others:
+        lines[-1] += " It has all settings of `quire serve`" + (", and:" if rows else ", and reads its table.")
+    table = ["| flag | variable | values | default | meaning |", "|---|---|---|---|---|", *rows, ""]
+    return "\n".join([*lines, "", *(table if rows else [])])
 
 
 def _row(command: type[Command], name: str, field: FieldInfo) -> str:

@@ -96,6 +96,12 @@ def _parse_path_prefix(value: str) -> str:
 PathPrefix = Annotated[
     str, AfterValidator(_parse_path_prefix), WithJsonSchema({"accepts": "a path that begins with a slash"})
 ]
+
+
+class WrongKey(ValueError):
+    """A key of a JSON object is not known, or its value is not valid; the message names both."""
+
+
 JsonObject = Annotated[dict[str, Any], NoDecode, BeforeValidator(_parse_json)]
 Size = Annotated[ByteSize, WithJsonSchema({"accepts": "a size in bytes such as 512MiB or 4GiB"})]
 SizeFromKiB = Annotated[

@@ -19,6 +19,7 @@ _QUIRE_ONLY = frozenset(
     (
         "kv_offload_used_bytes",
         "kv_offload_unwritten_blocks",
+        "kv_transfer_held_blocks",
         *("kv_cache_blocks_used", "step_duration_seconds", "engine_restarts", "audio_seconds"),
         *(
             "encoder_cache_queries",

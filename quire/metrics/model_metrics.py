@@ -112,6 +112,23 @@ class _Ended(msgspec.Struct, frozen=True, gc=False):
         )
 
 
+class _Transfers:
+    """The metrics of KV blocks that come from other engines, and are kept for them."""
+
+    def __init__(self, metrics: Metrics, labels: tuple[str, str], held_blocks: Callable[[], float]) -> None:
+        self._seconds, self._bytes = metrics.transfer_seconds.labels(*labels), metrics.transfer_bytes.labels(*labels)
+        self._failed, self._expired = metrics.failed_transfers.labels(*labels), metrics.expired_holds.labels(*labels)
+        metrics.held_blocks.labels(*labels).set_function(held_blocks)
+
+    def count(self, all_stats: Sequence[StepStats]) -> None:
+        """Count what has happened in some steps."""
+        transfers = [transfer for stats in all_stats for transfer in stats.transfers]
+        self._seconds.observe_all([transfer.seconds for transfer in transfers])
+        self._bytes.observe_all([transfer.nbytes for transfer in transfers])
+        self._failed.inc(sum(stats.failed_transfers for stats in all_stats))
+        self._expired.inc(sum(stats.expired_holds for stats in all_stats))
+
+
 class ModelMetrics(Observer):
     """Records the metrics of one model."""
 
@@ -126,6 +143,7 @@ class ModelMetrics(Observer):
         }
         residency = () if metrics.residency is None else metrics.residency
         self._residency = [histogram.labels(*labels) for histogram in residency]
+        self._transfers: _Transfers | None = None
         self._sleep = {state: metrics.sleep_state.labels(*labels, state) for state in _SLEEP_STATES}
         self._sleep_operations = {
             name: metrics.sleep_operations.labels(*labels, name) for name in get_args(SleepOperation)
@@ -145,6 +163,8 @@ class ModelMetrics(Observer):
 
     def describe(self, info: ModelInfo, options: EngineOptions) -> None:
         """Publish the settings of the engine's KV cache, and zeros of what will be counted for such a model."""
+        if info.kv_transfer is not None:
+            self._transfers = _Transfers(self._metrics, self._labels, lambda: self._stats.held_blocks)
         if isinstance(info.kind, Generates):
             for api, streams, called in product(get_args(ToolRequest), (True, False), (True, False)):
                 self._tool_parses(api, streams, called)
@@ -272,6 +292,8 @@ class ModelMetrics(Observer):
                 self._metrics.accepted_per_pos.labels(*self._labels, position).inc(count)
         if self._residency:
             self._observe_residency(all_stats)
+        if self._transfers is not None:
+            self._transfers.count(all_stats)
 
     def _observe_residency(self, all_stats: Sequence[StepStats]) -> None:
         lifetime, idle, reuse_gap = self._residency

@@ -64,6 +64,7 @@ class Metrics:
         self.histogram_families: dict[BucketFamily, list[str]] = {family: [] for family in self._buckets}
         self._define_engine()
         self._define_speculation()
+        self._define_transfers()
         self._define_tokens()
         self._define_realtime()
         self._define_sleep()
@@ -114,7 +115,8 @@ class Metrics:
         self.waiting = self._gauge(
             "num_requests_waiting",
             "Sequences that are not running: they wait to be scheduled, for more input (streaming input), or for KV "
-            "blocks that are read from the disk; and requests that wait for their media or their grammar",
+            "blocks that are read from the disk or another server; and requests that wait for their media or their "
+            "grammar",
         )
         self.waiting_by_reason = self._gauge(
             "num_requests_waiting_by_reason",
@@ -151,10 +153,12 @@ class Metrics:
         self.prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
         self.external_queries = self._counter(
             "external_prefix_cache_queries",
-            "Prompt tokens that were not in memory, and looked up in the files of --kv-offloading-size",
+            "Prompt tokens that were not in memory, and looked up in the files of --kv-offloading-size or in another "
+            "server (--kv-transfer-config)",
         )
         self.external_hits = self._counter(
-            "external_prefix_cache_hits", "Prompt tokens that were read from the files of --kv-offloading-size"
+            "external_prefix_cache_hits",
+            "Prompt tokens that were read from the files of --kv-offloading-size or from another server",
         )
         self.offload_used = self._gauge(
             "kv_offload_used_bytes", "Size of the files of --kv-offloading-size, of all models and servers"
@@ -188,6 +192,32 @@ class Metrics:
             "position",
         )
 
+    def _define_transfers(self) -> None:
+        """Metrics of --kv-transfer-config, by the names that vLLM's NixlConnector has."""
+        self.transfer_seconds = BatchHistogram(
+            PREFIX + "nixl_xfer_time_seconds",
+            "Time for which a request has waited for KV blocks of another server, all of which came",
+            _LABELS,
+            buckets=buckets.TRANSFER_SECONDS,
+            registry=self._engine,
+        )
+        self.transfer_bytes = BatchHistogram(
+            PREFIX + "nixl_bytes_transferred",
+            "Bytes of the KV blocks that another server has sent for a request",
+            _LABELS,
+            buckets=buckets.TRANSFER_BYTES,
+            registry=self._engine,
+        )
+        self.failed_transfers = self._counter(
+            "nixl_num_failed_transfers", "Requests whose KV blocks another server did not send, or not all of them"
+        )
+        self.expired_holds = self._counter(
+            "nixl_num_kv_expired_reqs",
+            "Requests whose KV blocks were kept for another server and given back before it has read them: their time "
+            "was over, others needed the room, or they were not valid any more",
+        )
+        self.held_blocks = self._gauge("kv_transfer_held_blocks", "KV blocks that are kept for other servers")
+
     def _define_tokens(self) -> None:
         self.prompt_tokens = self._counter(
             "prompt_tokens",
@@ -201,12 +231,13 @@ class Metrics:
         self.prompt_by_source = self._counter(
             "prompt_tokens_by_source",
             "prompt_tokens by where their keys and values came from; local_cache_hit: the prefix cache in memory; "
-            "external_kv_transfer: the files of --kv-offloading-size",
+            "external_kv_transfer: the files of --kv-offloading-size, or another server (--kv-transfer-config)",
             "source",
         )
         self.cached_by_source = self._counter(
             "prompt_tokens_cached_by_source",
-            "prompt_tokens_cached by the place of the cache; device: memory; disk: the files of --kv-offloading-size",
+            "prompt_tokens_cached by the place of the cache; device: memory; disk: the files of --kv-offloading-size, "
+            "or another server",
             "source",
         )
         self.generation_tokens = self._counter("generation_tokens", "Generated tokens")

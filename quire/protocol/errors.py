@@ -29,6 +29,7 @@ import orjson
 from starlette.responses import Response
 
 from quire.engine.client.errors import (
+    BlocksNotRead,
     CommandRefused,
     DeadlineExceeded,
     EngineAsleep,
@@ -259,7 +260,7 @@ def as_api_error(error: EngineError | PromptError | WorkerError) -> ApiError:
             return TimedOut(str(error))
         case EngineDead():
             return Unavailable(str(error), headers={"Retry-After": str(error.retry_after)})
-        case EngineAsleep() | SleepFailed() | RequestAborted():
+        case EngineAsleep() | SleepFailed() | RequestAborted() | BlocksNotRead():
             return Unavailable(str(error))
         case CommandRefused():
             return Conflict(str(error))

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field, model_validator
 from quire.protocol.chat import ChatLogprobs, ChatRequest
 from quire.protocol.common import FinishReason, Int64, PromptLogprobs, RequestBody, Usage, field_error, preencoded
 from quire.protocol.completions import CompletionRequest
+from quire.protocol.kv_transfer import KVTransferParams
 from quire.protocol.sampling import (
     Alternatives,
     ChatAndCompletionFields,
@@ -62,6 +63,7 @@ class TokensRequest(RequestBody):
     priority: Int64 = 0
     output_mode: Literal["tokens", "text"] = "tokens"
     return_token_ids: bool | None = Field(None, description="return the prompt's token ids")
+    kv_transfer_params: KVTransferParams | None = Field(None, description="as in completions")
     features: Any = Field(None, description="must be null: media are accepted in chats only")
 
     @model_validator(mode="after")

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from quire.engine.client.sampling_params import GREEDY
 from quire.protocol.common import Int64, ListOf, RequestBody, RequestPart, field_error, max_keys
+from quire.protocol.kv_transfer import KVTransferParams
 from quire.protocol.token_ids import TokenIds
 
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -130,6 +131,9 @@ class GenerationRequest(ChatAndCompletionFields):
     """A request of completions or chats. With beam search, the `n` most likely of the answers found with `n` beams."""
 
     use_beam_search: bool = Field(False, description="search for the most likely answers, with `n` beams")
+    kv_transfer_params: KVTransferParams | None = Field(
+        None, description="prefill and decode in two servers, which --kv-transfer-config connects"
+    )
     length_penalty: Annotated[float, Field(ge=-10, le=10)] = Field(
         1.0, description="answers are ranked by their log-probability divided by their length to this power"
     )

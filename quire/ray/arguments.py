@@ -12,11 +12,13 @@ from quire.config.options import ConnectionOptions, ParallelOptions, TlsOptions
 
 _LISTENER = "Ray's proxies listen, as http_options of the Serve config says"
 _REPLICAS = [name for name in ParallelOptions.model_fields if name.startswith(("data_parallel", "enable_elastic"))]
+_NODES = ("nnodes", "node_rank", "headless", "master_addr", "master_port", "distributed_timeout_seconds")
 _DECIDED_BY_RAY: Mapping[str, str] = {
     **dict.fromkeys(("host", "port", "uds"), _LISTENER),
     **dict.fromkeys(TlsOptions.model_fields, "Ray's proxies do not speak TLS; a proxy in front of them has to"),
     **dict.fromkeys(ConnectionOptions.model_fields, _LISTENER),
     **dict.fromkeys(_REPLICAS, "num_replicas or autoscaling_config of the deployment say how many there are"),
+    **dict.fromkeys(_NODES, "the ranks of a replica are on one machine"),
     "root_path": "set route_prefix of the application instead",
     "config": "write its settings into args",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import ray
@@ -48,14 +49,16 @@ class Replica:
 
     async def _run(self, settings: Serve, opened: asyncio.Future[Any]) -> None:
         """Hold the app open until the replica ends."""
-        from quire.app.lifecycle import open_application  # noqa: PLC0415 imports torch
+        from quire.app.engines import start_engines  # noqa: PLC0415 imports torch
+        from quire.app.lifecycle import open_application  # noqa: PLC0415 like it
         from quire.app.serve import check_settings, find_models  # noqa: PLC0415
         from quire.engine.models.config_reader import ConfigReader  # noqa: PLC0415
 
         check_settings(settings)
         configs = ConfigReader()
         sources = await asyncio.to_thread(find_models, settings, configs)
-        async with open_application(settings, sources, configs) as application, application.running(self._fail):
+        start = partial(start_engines, settings, sources, configs)
+        async with open_application(settings, start) as application, application.running(self._fail):
             opened.set_result(application)
             await self._end.wait()
 

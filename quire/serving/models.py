@@ -303,6 +303,7 @@ class ServerState:
         profiler: steps can be profiled.
         degraded: each gives a reason why a part of the server does not work, or None.
         results: memory for pooled results that clients have not read.
+        renders_only: no engine runs the models: their requests are rendered.
     """
 
     models: Sequence[ServedModel]
@@ -330,6 +331,7 @@ class ServerState:
     degraded: list[Callable[[], str | None]] = field(default_factory=list)
     malloc_trimmer: MallocTrimmer = field(default_factory=MallocTrimmer)
     results: ResultMemory = field(default_factory=ResultMemory)
+    renders_only: bool = False
 
     def model(self, name: str | None) -> ServedModel:
         """The model of this name; the first model if the name is None or empty.

@@ -28,6 +28,7 @@ from quire.protocol.errors import InvalidRequest, shorten
 from quire.protocol.sampling import GenerationRequest, NumberFields, StreamOptions
 from quire.rendering.prompts import Prompt
 from quire.serving.beams.options import BeamOptions, beam_options
+from quire.serving.kv_transfer import TransferPlan, transfer_plan
 from quire.serving.models import ServedModel, ServerState
 
 _GREEDY_THRESHOLD = 1e-5  # lower temperatures mean greedy sampling
@@ -45,6 +46,7 @@ class SequencePlan:
         n: answers to each prompt.
         params: of a sequence with the shortest possible `max_tokens`, without a grammar.
         beams: the beam search; None: answers are sampled.
+        transfer: what they have to do with other engines.
     """
 
     body: GenerationRequest
@@ -54,6 +56,7 @@ class SequencePlan:
     params: SamplingParams
     text: TextParams
     beams: BeamOptions | None
+    transfer: TransferPlan
 
     def fit(self, prompt: Prompt) -> Prompt:
         """Return the prompt, cut to `truncate_prompt_tokens`.
@@ -119,6 +122,9 @@ class SequencePlan:
                 deadline=deadline,
                 items=items,
                 group=group,
+                is_held=self.transfer.is_held,
+                remote=self.transfer.remote,
+                flow=self.transfer.flow,
             )
             for index in range(self.n)
         ]
@@ -196,7 +202,8 @@ def plan_sequences(
     )
     _check_choice(params, model.info.vocab_size)
     text = _text_params(body, limits, visible_tokens)
-    return SequencePlan(body, model, limits, n, params, text, beam_options(body, params, model, n))
+    beams, transfer = beam_options(body, params, model, n), transfer_plan(body, model, n)
+    return SequencePlan(body, model, limits, n, params, text, beams, transfer)
 
 
 def numbers_of(body: NumberFields, defaults: SamplingNumbers) -> SamplingNumbers:

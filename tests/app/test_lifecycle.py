@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from quire.app.running_models import RunningModel
 from tests.support.process import no_children_of, tiny_model
 
 # Runs `quire serve` with one of its functions replaced by one that reports where it is and then waits.
@@ -125,6 +127,13 @@ async def test_a_stopped_engine_leaves_no_thread(tmp_path: Path, monkeypatch: py
     assert not [thread.name for thread in started if thread.is_alive()]
 
 
+async def no_models(_: object) -> AsyncIterator[RunningModel]:
+    """Start nothing."""
+    models: list[RunningModel] = []
+    for model in models:
+        yield model
+
+
 @pytest.mark.parametrize("where", ["given", "default"])
 @pytest.mark.parametrize("kind", ["folder", "text", "locked"])
 def test_a_store_that_cannot_be_used_is_said_at_start(
@@ -148,8 +157,7 @@ def test_a_store_that_cannot_be_used_is_said_at_start(
             other.execute("BEGIN IMMEDIATE")
             file.symlink_to(tmp_path / "other.db")
         settings = Serve(response_store=f"sqlite:///{file}") if where == "given" else Serve()
-        configs: Any = None  # no config is read
-        assert lifecycle.serve(settings, [], configs, []) == 1
+        assert lifecycle.serve(settings, no_models, []) == 1
     (message,) = [record.getMessage() for record in caplog.records]
     assert message.startswith("cannot serve: The store of responses ")
     assert str(file) in message

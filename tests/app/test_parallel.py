@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.process import (
     ServerProcess,
+    assert_all_have_ended,
     command_of,
     cores_and_ranks,
     eventually,
@@ -33,11 +34,6 @@ def processes_of(server: ServerProcess) -> list[psutil.Process]:
 def temporary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory for the temporary files of a server alone; its path is short, as sockets need it."""
     return tmp_path_factory.mktemp("server")
-
-
-def assert_all_have_ended(processes: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=30)
-    assert not alive
 
 
 def assert_nothing_is_left(processes: list[psutil.Process], temporary: Path) -> None:

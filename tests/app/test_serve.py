@@ -186,7 +186,7 @@ def test_a_port_in_use_is_explained_before_a_model_is_looked_for() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         said = failing("no/such-model", "--port", str(port))
-    assert said == f"quire serve: cannot listen at --host 127.0.0.1 --port {port}: Address already in use\n"
+    assert said == f"quire: cannot listen at --host 127.0.0.1 --port {port}: Address already in use\n"
 
 
 def test_a_socket_file_and_settings_of_vllm(folder: Path, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_socket_file_and_settings_of_vllm(folder: Path, tmp_path: Path) -> Non
             texts = {client.post("/v1/completions", json={"prompt": "abc"}).json()["choices"][0]["text"] for _ in "12"}
             assert len(texts) == 1  # as top_k is 1
         second = failing(str(folder), "--uds", str(path))
-        assert second == f"quire serve: cannot listen at --uds {path}: Address already in use\n"
+        assert second == f"quire: cannot listen at --uds {path}: Address already in use\n"
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(60) == 0
     assert not path.exists()

@@ -15,7 +15,7 @@ prepare_process()
 import quire.app.commands, quire.app.serve
 from quire.engine.models.torch_import import import_torch
 import_torch()
-import quire.app.lifecycle
+import quire.app.engines, quire.app.lifecycle
 print(*sys.modules)
 import torch
 without = torch.empty(2, 3, device="meta").T.shape

@@ -8,7 +8,7 @@ from typing import Literal, get_origin
 import pytest
 
 from quire.config.command import Command, ConfigError
-from quire.config.commands import COMMANDS, Config, Serve
+from quire.config.commands import COMMANDS, Config, Render, Serve
 
 VALUES = (
     *("", " ", "0", "-1", "1", "1.5", "-0.0", "1e400", "1e18", "1e-400", "nan", "inf", "-inf", "9" * 400, "0x10"),
@@ -27,7 +27,7 @@ VALUES = (
     ),
     *("9" * 400 + "GiB", "infB", "1e400B", "-5GiB", "5XB", "http://[::", "http://a:99999999/", "a:b:c", "--", "-x"),
 )
-DIFFERENT = tuple(command for command in COMMANDS if command is not Config)  # which has the settings of Serve
+DIFFERENT = tuple(command for command in COMMANDS if command not in (Config, Render))  # which have those of Serve
 # Characters of a refusal: all settings of the longest command, each with what it expects and the start of the value.
 LONGEST = max(len(command.model_fields) for command in COMMANDS) * 300
 

@@ -110,10 +110,11 @@ def test_variables_of_vllm_are_obeyed_or_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     texts = {"VLLM_LOGGING_LEVEL": "DEBUG", "VLLM_ATTENTION_BACKEND": "FLASH_ATTN", "VLLM_CPU_KVCACHE_SPACE": "4"}
-    texts["VLLM_USE_MODELSCOPE"] = "True"
+    texts |= {"VLLM_USE_MODELSCOPE": "True", "VLLM_HOST_IP": "10.0.0.5"}
     options: dict[str, object] = {
         "log_level": "debug",
         "model_hub": "modelscope",
+        "node_addr": "10.0.0.5",
         "attention_backend": "flash_attn",
         "kv_cache_memory_bytes": 4 << 30,
     }

@@ -27,6 +27,10 @@ COMMON: list[tuple[str, dict[str, Any]]] = [
         {"tensor_parallel_size": 4, "pipeline_parallel_size": 2},
     ),
     ("m -tp 8 -pp 2 -ep", {"tensor_parallel_size": 8, "pipeline_parallel_size": 2, "enable_expert_parallel": True}),
+    (
+        "m -tp 16 -n 2 -r 1 --master-addr 10.0.0.5 --master_port=1234 --headless --distributed-timeout-seconds 60",
+        {"nnodes": 2, "node_rank": 1, "master_addr": "10.0.0.5", "master_port": 1234, "headless": True},
+    ),
     ("m -tp 1 --max_num_seqs 16 --swap-space 8", {"max_num_seqs": 16, "model": ("m",)}),
     (
         "m --served-model-name a b --no-enable-prefix-caching",
@@ -171,7 +175,7 @@ def test_flags_of_vllm_are_understood(line: str, expected: dict[str, Any]) -> No
         ("m --hf-overrides.a 1 --hf-overrides.a.b 2", "--hf-overrides.a.b: the value of 'a' is not an object"),
         ("m --hf-overrides.a 1 --hf-overrides.a+ 2", "--hf-overrides.a+: the value of 'a' is not a list"),
         ("m --hf-overrides x --hf-overrides.a 2", "--hf-overrides expects a JSON object, not 'x'"),
-        ("m --kv-transfer-config.kv_role x", "--kv-transfer-config.kv_role of vLLM is not supported"),
+        ("m --ec-transfer-config.ec_role x", "--ec-transfer-config.ec_role of vLLM is not supported"),
         ("m --attention-config [1]", "it expects a JSON object"),
         (
             'm --attention-config \'{"backend": "FLASH_ATTN", "flash_attn_version": 3}\'',
@@ -242,7 +246,12 @@ def test_names_of_models_and_lists_are_told_apart() -> None:
 def test_every_setting_that_is_an_object_takes_dotted_keys() -> None:
     profiler = {"profiler": "torch", "torch_profiler_dir": "traces"}
     events = {"publisher": "zmq", "endpoint": "tcp://*:5557"}
-    with_checked_keys = {"profiler_config": profiler, "kv_events_config": events}
+    transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+    with_checked_keys = {
+        "profiler_config": profiler,
+        "kv_events_config": events,
+        "kv_transfer_config": transfer,
+    }
     for name, value in with_checked_keys.items():
         flags = [f"{Serve.flag(name)}.{key}={item}" for key, item in value.items()]
         assert getattr(Serve.parse(flags), name) == value

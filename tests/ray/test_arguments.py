@@ -45,6 +45,7 @@ def test_variables_count_as_for_quire_serve(monkeypatch: pytest.MonkeyPatch) -> 
         ({"ssl_certfile": "x"}, "ssl_certfile cannot be set under Ray: Ray's proxies do not speak TLS"),
         ({"root_path": "/x"}, "set route_prefix"),
         ({"data_parallel_size": 2}, "num_replicas or autoscaling_config"),
+        ({"nnodes": 2}, "the ranks of a replica are on one machine"),
         ({"header_timeout": 5}, "header_timeout cannot be set under Ray"),
         ({"max_num_seqs": 0}, "--max-num-seqs expects"),
     ],

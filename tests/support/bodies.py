@@ -69,6 +69,22 @@ _GENERATION: Body = {
     "return_token_ids": True,
     "return_metrics": True,
 }
+_TRANSFER: Body = {
+    "do_remote_decode": False,
+    "do_remote_prefill": False,
+    "remote_engine_id": "a",
+    "remote_request_id": "b",
+    "remote_host": "127.0.0.1",
+    "remote_port": 14579,
+    "remote_num_tokens": 5,
+    "remote_block_ids": [1, 2],
+    "remote_blocks_expiry_time": 1.5,
+    "remote_registration_generation": 0,
+    "transfer_mode": "read",
+    "tp_size": 1,
+    "dcp_size": 1,
+    "pp_size": 1,
+}
 _STREAMED: Body = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 _TAG: Body = {"begin": "<a>", "schema": SCHEMA, "end": "</a>"}
 _STRUCTURES: tuple[Body, ...] = (
@@ -131,6 +147,7 @@ _CONVERSATION: Body = {
 _COMPLETIONS: list[Body] = [
     {
         **_GENERATION, "prompt": ["Once", "Twice"], "echo": True, "logprobs": 2, "max_tokens": 4, "suffix": None,
+        "kv_transfer_params": _TRANSFER,
         "add_special_tokens": False, "metadata": {"a": "b"}, "best_of": 1, "use_beam_search": False,
         "length_penalty": 1.0,
     },
@@ -139,7 +156,8 @@ _COMPLETIONS: list[Body] = [
 ]  # fmt: skip
 _CHATS: list[Body] = [
     {
-        **_GENERATION, "messages": _MESSAGES, "max_tokens": 8, "max_completion_tokens": 8, "logprobs": True,
+        **_GENERATION, "kv_transfer_params": _TRANSFER,
+        "messages": _MESSAGES, "max_tokens": 8, "max_completion_tokens": 8, "logprobs": True,
         "top_logprobs": 2, "tools": [_TOOL, _CUSTOM], "tool_choice": "required", "parallel_tool_calls": False,
         "reasoning_effort": None, "include_reasoning": True, "echo": False, "add_generation_prompt": True,
         "continue_final_message": False, "add_special_tokens": False, "documents": [{"text": "x"}],
@@ -312,6 +330,7 @@ BODIES: dict[str, list[Body]] = {
         {
             "model": "fake", "token_ids": [1, 2, 3], "request_id": "request", "stream": False, "stream_options": None,
             "cache_salt": "salt", "priority": 0, "output_mode": "text", "return_token_ids": True,
+            "kv_transfer_params": _TRANSFER,
             "sampling_params": {
                 **{name: value for name, value in _GENERATION.items() if name != "model"},
                 "max_tokens": 4, "logprobs": 2, "structured_outputs": None, "detokenize": True,

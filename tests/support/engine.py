@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from msgspec import structs
 
 from quire.config.options import EngineOptions, ModelOptions, ParallelOptions
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.engine import build_core
+from quire.engine.build.unloaded import info_of_unloaded
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.model_info import Generates, ModelInfo, Pools, Transcribes
 from quire.engine.client.pictures import PictureInfo
@@ -36,6 +39,7 @@ from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.ranks.workers import Launcher
 from quire.engine.models.config.pooling import PoolingOptions
+from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.loader import load_model
 from quire.engine.models.model_config import read_model_config
 from tests.support.deferred import DeferredExecutor
@@ -59,6 +63,30 @@ def load(folder: Path, **options: Any) -> Any:
         return load_model(folder, config, chosen, device, no_progress)
 
 
+def check_unloaded(config: CoreConfig, info: ModelInfo) -> None:
+    """Check that a front end without an engine is told the same of the model, without its weights."""
+    length = info.max_model_len
+    if config.model_config.spec is None and config.model_config.facts.pooler is not None:
+        with pytest.raises(UnsupportedModel, match="--max-model-len"):
+            info_of_unloaded(config.model_config, ModelOptions(), config.engine, config.parallel)
+    options = config.model.model_copy(update={"max_model_len": length})  # a small KV cache may have reduced it
+    unloaded = info_of_unloaded(config.model_config, options, config.engine, config.parallel)
+    assert unloaded.max_model_len == length
+    assert (unloaded.vocab_size, unloaded.architecture) == (info.vocab_size, info.architecture)
+    assert unloaded.implementation == info.implementation
+    assert unloaded.media_tokens == info.media_tokens
+    assert unloaded.tasks == info.tasks
+    pictures = getattr(info.kind, "pictures", None)
+    if pictures is None:
+        assert unloaded.kind == info.kind
+        return
+    assert isinstance(unloaded.kind, Generates | Pools)
+    assert unloaded.kind.pictures is not None
+    assert unloaded.kind.pictures.item_tokens >= pictures.item_tokens  # which the engine's memory limits
+    room = structs.replace(unloaded.kind.pictures, item_tokens=pictures.item_tokens)
+    assert structs.replace(unloaded.kind, pictures=room) == info.kind
+
+
 @dataclass
 class Channel:
     """Stand in for the transport: record the messages that the core sends."""
@@ -70,6 +98,9 @@ class Channel:
 
     def receive(self, _: float | None) -> None:
         return None
+
+    def waker(self) -> Callable[[], None]:
+        return lambda: None
 
 
 @dataclass
@@ -136,6 +167,7 @@ class Engine:
         self.core: EngineCore
         self.info: ModelInfo
         self.core, self.info = build_core(config, self.channel, device, launch)  # type: ignore[arg-type]
+        check_unloaded(config, self.info)
         executor: Any = getattr(self.core.executor, "_inner", self.core.executor)  # of the core's rank
         self.runner: Any = executor._runner
         if in_flight > 1:

@@ -85,7 +85,7 @@ def start(
     new_interpreters: bool = False,
 ) -> ForkedProcess:
     """Run the `quire` command with these file descriptors; its children in new interpreters, if they are the test."""
-    fork_children = "serve" in arguments[:1] and not new_interpreters
+    fork_children = arguments[0] in ("serve", "render") and not new_interpreters
     message = {"arguments": arguments, "env": env, "folder": os.getcwd(), "fork_children": fork_children}
     return _fork(message, [stdin, stdout, stderr])
 

@@ -29,6 +29,7 @@ class ServerProcess:
     process: ForkedProcess
     url: str = ""
     lines: list[str] = field(default_factory=list)
+    listening: threading.Event = field(default_factory=threading.Event)  # or it has ended
 
     @property
     def http(self) -> httpx.Client:
@@ -46,7 +47,7 @@ class ServerProcess:
 
 @contextmanager
 def serving(
-    *arguments: str, env: dict[str, str] | None = None, new_interpreters: bool = False
+    *arguments: str, env: dict[str, str] | None = None, new_interpreters: bool = False, command: str = "serve"
 ) -> Iterator[ServerProcess]:
     """Run `quire serve` on a free port until it says where it listens; end it afterwards.
 
@@ -54,30 +55,44 @@ def serving(
         arguments: of the command.
         env: changes of the environment.
         new_interpreters: start its cores and ranks as users' servers do, which takes seconds.
+        command: another command that serves.
     """
+    with starting(*arguments, env=env, new_interpreters=new_interpreters, command=command) as server:
+        wait_until_it_listens(server)
+        yield server
+
+
+def wait_until_it_listens(server: ServerProcess) -> None:
+    """Wait until a server says where it listens."""
+    assert server.listening.wait(PATIENCE), server.log
+    assert server.url, server.log
+
+
+@contextmanager
+def starting(
+    *arguments: str, env: dict[str, str] | None = None, new_interpreters: bool = False, command: str = "serve"
+) -> Iterator[ServerProcess]:
+    """Run `quire serve` as `serving` does, without waiting for it."""
     reading, writing = os.pipe()
     with open(os.devnull) as nothing:
-        command = ("serve", *arguments, "--port", "0")
+        words = (command, *arguments, "--port", "0")
         env = {**os.environ, "QUIRE_NUM_THREADS": "1", **(env or {})}
-        process = start(command, env, nothing.fileno(), writing, writing, new_interpreters=new_interpreters)
+        process = start(words, env, nothing.fileno(), writing, writing, new_interpreters=new_interpreters)
     os.close(writing)
     output = os.fdopen(reading, encoding="utf-8")
     server = ServerProcess(process)
-    listening = threading.Event()
 
     def read() -> None:
         for line in output:
             server.lines.append(line)
             if match := re.search(r"at ((?:https?://|unix:)[^\s\"]+)", line):
                 server.url = match[1]
-                listening.set()
-        listening.set()
+                server.listening.set()
+        server.listening.set()
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
     try:
-        assert listening.wait(PATIENCE), server.log
-        assert server.url, server.log
         yield server
     finally:
         process.kill()
@@ -131,6 +146,12 @@ def cores_and_ranks(server: ServerProcess) -> list[psutil.Process]:
         if "spawn_main" in command or forked:
             started.append(child)
     return sorted(started, key=lambda child: (child.create_time(), child.pid))
+
+
+def assert_all_have_ended(processes: list[psutil.Process]) -> None:
+    """Check that processes end soon."""
+    _, alive = psutil.wait_procs(processes, timeout=30)
+    assert not alive
 
 
 def command_of(process: psutil.Process) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 from quire.engine.execution.ranks.workers import RankEntry
+from quire.engine.models.distributed.rendezvous import Rendezvous
 
 
 class ThreadRank(threading.Thread):
@@ -14,8 +14,8 @@ class ThreadRank(threading.Thread):
 
     exitcode = None
 
-    def __init__(self, entry: RankEntry, rank: int, folder: Path, connection: Connection) -> None:
-        super().__init__(target=entry, args=(rank, folder, connection), name=f"rank-{rank}", daemon=True)
+    def __init__(self, entry: RankEntry, rank: int, rendezvous: Rendezvous, connection: Connection) -> None:
+        super().__init__(target=entry, args=(rank, rendezvous, connection), name=f"rank-{rank}", daemon=True)
         self.start()
 
     def kill(self) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import pytest
 
+from quire.engine.client.kv_transfer import RemoteBlocks
 from quire.engine.client.protocol import AddRequest, ErrorOutput, TokensOutput
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.scheduling.block_observer import BlockObserver
+from quire.engine.scheduling.block_source import RemoteLoading
 from quire.engine.scheduling.block_tables import ONE_GROUP, BlockGroups
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
+from quire.engine.scheduling.held_blocks import HeldBlocks
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import SampledTokens, ScheduledSequence, SequenceError, StepPlan, StepResult
 from quire.engine.scheduling.scheduler import Scheduler
@@ -36,6 +39,8 @@ def make(
     tier: BlockTier | None = None,
     load_rule: LoadRule | None = None,
     observers: Sequence[BlockObserver] = (),
+    remote: RemoteLoading | None = None,
+    held_in: Callable[[BlockPool], HeldBlocks] | None = None,
 ) -> Scheduler:
     limits = SchedulerLimits(
         max_num_seqs=seqs,
@@ -46,14 +51,17 @@ def make(
         stages=stages,
     )
     hasher = hasher_named("sha256") if caching else None
+    pool = BlockPool(blocks, BLOCK, observers=observers)
     return Scheduler(
         limits,
-        BlockPool(blocks, BLOCK, observers=observers),
+        pool,
         groups,
         hasher=hasher,
         by_priority=by_priority,
         tier=tier,
         load_rule=load_rule,
+        remote=remote,
+        held=None if held_in is None else held_in(pool),
     )
 
 
@@ -77,6 +85,7 @@ class FakeRunner:
         self.states: dict[str, tuple[int, ...]] = {}
         self.tokens: dict[str, list[int]] = {}
         self.ended: dict[str, str] = {}
+        self.kept: dict[str, RemoteBlocks | None] = {}  # for other engines, of requests that have ended
         # Block -> whether its keys are those of a long sequence, and all tokens up to its end when it was written.
         self.written: dict[int, tuple[bool, tuple[int, ...]]] = {}
         self.extended: dict[str, bool] = {}
@@ -124,7 +133,7 @@ class FakeRunner:
             assert isinstance(output, TokensOutput)
             self.tokens[output.request_id] += output.token_ids
             if output.finish_reason is not None:
-                self.ended[output.request_id] = output.finish_reason
+                self.ended[output.request_id], self.kept[output.request_id] = output.finish_reason, output.kept
 
     def run(self, max_steps: int = 2000) -> None:
         for _ in range(max_steps):

@@ -32,6 +32,7 @@ from quire.protocol.common import openapi_stream
 from quire.protocol.custom import CalledCustom, CustomToolCall
 from quire.serving.beams.collect import collect_answers
 from quire.serving.generation import SequenceResult, generate_all
+from quire.serving.kv_transfer import answer_params
 from quire.serving.models import ServerState
 from quire.serving.params import sequences_per_prompt
 from quire.workers.tenant import take_turn
@@ -98,6 +99,7 @@ async def _complete(prepared: PreparedChat) -> ChatCompletion:
         metrics=usage.metrics() if prepared.body.return_metrics else None,
         prompt_logprobs=None if prompt_logprobs is None else await encode_entries(prompt_logprobs, formatter.prompt),
         prompt_token_ids=prepared.prompt.token_ids.tolist() if prepared.body.return_token_ids else None,
+        kv_transfer_params=answer_params(results[0].total.kept),
     )
 
 

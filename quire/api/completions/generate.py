@@ -42,6 +42,7 @@ from quire.protocol.generate import (
 )
 from quire.protocol.sampling import StreamOptions
 from quire.serving.generation import collect, generate_all
+from quire.serving.kv_transfer import answer_params
 from quire.serving.models import GeneratingModel, ServerState
 
 _OUTER_FIELDS = (
@@ -70,6 +71,18 @@ def router(state: ServerState) -> APIRouter:
             return EventStream(_chunks(prepared, body, releaser(request)), keepalive=state.sse_keep_alive_interval)
         return await respond_unless_disconnected(request, _complete(prepared, body))
 
+    _add_renders(routes, state)
+    return routes
+
+
+def render_router(state: ServerState) -> APIRouter:
+    """A router with the render endpoints alone."""
+    routes = APIRouter(route_class=CheckedRoute)
+    _add_renders(routes, state)
+    return routes
+
+
+def _add_renders(routes: APIRouter, state: ServerState) -> None:
     @routes.post("/v1/chat/completions/render", responses=ERRORS)
     async def render_chat(body: ChatRendering, request: Request) -> RenderedPrompt:
         """Render and tokenize a conversation without generating anything."""
@@ -95,8 +108,6 @@ def router(state: ServerState) -> APIRouter:
             return [await with_offsets(prompt, model.renderer.tokenizer) for prompt in prompts]
         return prompts
 
-    return routes
-
 
 def _misplaced_fields(body: TokensRequest) -> list[str]:
     """Names of fields in `sampling_params` that have an effect only outside of it."""
@@ -114,6 +125,7 @@ def _as_completion(body: TokensRequest) -> CompletionRequest:
         raise InvalidRequest("`stop` requires `detokenize: true`.", "sampling_params.stop")
     body_fields = {
         "model": body.model, "prompt": body.token_ids, "stream": body.stream, "cache_salt": body.cache_salt,
+        "kv_transfer_params": body.kv_transfer_params,
         "priority": body.priority, "max_tokens": parameters.max_tokens, "return_token_ids": body.return_token_ids,
     }  # fmt: skip
     return request_of(CompletionRequest, parameter_fields | body_fields)
@@ -200,6 +212,7 @@ async def _complete(prepared: PreparedCompletion, body: TokensRequest) -> Tokens
         prompt_token_id_logprobs=scores,
         prompt_token_ids=prepared.prompt_of(0).token_ids.tolist() if body.return_token_ids else None,
         usage=usage.usage(),
+        kv_transfer_params=answer_params(results[0].total.kept),
     )
 
 

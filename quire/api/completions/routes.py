@@ -26,6 +26,7 @@ from quire.protocol.completions import Completion, CompletionChoice, CompletionR
 from quire.serving.beams.collect import collect_answers
 from quire.serving.beams.options import unused_with_beams
 from quire.serving.generation import SequenceResult, generate_all
+from quire.serving.kv_transfer import answer_params
 from quire.serving.models import ServerState
 
 
@@ -82,6 +83,7 @@ async def _complete(prepared: PreparedCompletion) -> Completion:
         system_fingerprint=fingerprint(),
         usage=usage.usage(),
         metrics=usage.metrics() if prepared.body.return_metrics else None,
+        kv_transfer_params=answer_params(results[0].total.kept),
     )
 
 

@@ -33,7 +33,15 @@ def router(state: ServerState, service: ResponseService) -> APIRouter:
     """A router with the endpoints of responses."""
     routes = APIRouter(route_class=CheckedRoute)
     _add_creation(routes, state, service)
+    _add_render(routes, state, service)
     _add_stored_responses(routes, state, service)
+    return routes
+
+
+def render_router(state: ServerState, service: ResponseService) -> APIRouter:
+    """A router with the render endpoint alone."""
+    routes = APIRouter(route_class=CheckedRoute)
+    _add_render(routes, state, service)
     return routes
 
 
@@ -61,6 +69,8 @@ def _add_creation(routes: APIRouter, state: ServerState, service: ResponseServic
             answer.headers[NOT_STORED] = run.unstored_reason
         return answer
 
+
+def _add_render(routes: APIRouter, state: ServerState, service: ResponseService) -> None:
     @routes.post("/v1/responses/render", responses=ERRORS)
     async def render_response(body: ResponsesRequest, request: Request) -> RenderedPrompt:
         """Render and tokenize the first turn of a conversation without generating anything."""

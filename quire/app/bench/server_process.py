@@ -14,9 +14,9 @@ from quire.app.exits import end_process, handling_signals
 _EXIT_SECONDS = 30
 
 
-def serve_command(*words: str) -> list[str]:
-    """The command of a server with these arguments of `quire serve`."""
-    return [sys.executable, "-m", "quire", "serve", *words]
+def serve_command(*words: str, command: str = "serve") -> list[str]:
+    """The command of a server with these arguments of `quire serve`, or of another command that serves."""
+    return [sys.executable, "-m", "quire", command, *words]
 
 
 @contextmanager

@@ -58,16 +58,16 @@ def timed_start(words: Sequence[str], timeout: float, **options: Any) -> dict[st
     Raises:
         ServerError: it does not become ready, or refuses a request.
     """
-    port = _free_port()
+    port = free_port()
     command = serve_command(*words, "--port", str(port))
     started = time.perf_counter()
     with started_server(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **options) as process:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=timeout) as client:
-            _wait_ready(client, process, started + timeout)
+            wait_until_ready(client, process, started + timeout)
             ready = time.perf_counter() - started
             _first_token(client)
             first = time.perf_counter() - started
-        return {"ready_s": ready, "first_token_s": first, **_usage(process.pid)}
+        return {"ready_s": ready, "first_token_s": first, **usage_of(process.pid)}
 
 
 def _split(serve_args: str) -> list[str]:
@@ -77,7 +77,12 @@ def _split(serve_args: str) -> list[str]:
         raise ConfigError(f"quire bench startup: --serve-args is not a valid shell command line: {error}") from error
 
 
-def _wait_ready(client: httpx.Client, process: subprocess.Popen[bytes], deadline: float) -> None:
+def wait_until_ready(client: httpx.Client, process: subprocess.Popen[bytes], deadline: float) -> None:
+    """Wait until a server is ready.
+
+    Raises:
+        ServerError: it has ended, or the deadline has passed.
+    """
     while time.perf_counter() < deadline:
         if process.poll() is not None:
             raise ServerError(f"the server ended with exit code {process.returncode}")
@@ -99,7 +104,7 @@ def _first_token(client: httpx.Client) -> None:
         raise ServerError(f"the request for the first token failed: {answer.text[:200]}")
 
 
-def _usage(pid: int) -> dict[str, float]:
+def usage_of(pid: int) -> dict[str, float]:
     """CPU seconds of a process and its children, those that have ended included, and their resident memory in MiB."""
     server = psutil.Process(pid)
     processes = [server, *server.children(recursive=True)]
@@ -114,7 +119,8 @@ def spread_of(values: list[float]) -> dict[str, float]:
     return {"min": min(values), "median": statistics.median(values), "max": max(values)}
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a TCP port that nobody listens on at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

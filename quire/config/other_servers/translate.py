@@ -41,6 +41,7 @@ _OBJECTS = (
     "--default-chat-template-kwargs",
     "--hf-overrides",
     "--kv-events-config",
+    "--kv-transfer-config",
     "--limit-mm-per-prompt",
     "--media-io-kwargs",
     "--mm-processor-kwargs",
@@ -117,7 +118,7 @@ def _with_hf_file(arguments: Sequence[str]) -> list[str]:
     if "--hf-file" not in values_by_flag:
         return list(arguments)
     if "--hf-repo" not in values_by_flag:
-        raise ConfigError("quire serve: --hf-file of llama-server needs --hf-repo")
+        raise ConfigError("--hf-file of llama-server needs --hf-repo")
     repository = values_by_flag["--hf-repo"].partition(":")[0]
     return ["--hf-repo", f"{repository}/{values_by_flag['--hf-file']}", *result]
 
@@ -160,7 +161,7 @@ def _find(name: str, our_flags: frozenset[str]) -> OtherServerFlag | None:
 
 def _next_value(name: str, arguments: list[str]) -> str:
     if not arguments or arguments[0].startswith("--"):
-        raise ConfigError(f"quire serve: {name} expects a value")
+        raise ConfigError(f"{name} expects a value")
     return arguments.pop(0)
 
 
@@ -188,7 +189,7 @@ def _replaced(name: str, flag: OtherServerFlag, value: str) -> tuple[list[str], 
     try:
         new = convert(value) if convert is not None else [flag.ours, flag.values.get(value, value)]
     except ValueError as error:
-        raise ConfigError(f"quire serve: {shown} is not supported: {error}") from error
+        raise ConfigError(f"{shown} is not supported: {error}") from error
     if new in ([name, value], [value]):
         return new, []
     if not new:
@@ -205,7 +206,7 @@ def _refusal(shown: str, flag: OtherServerFlag) -> str:
     """Return an error that names Quire's flag, if there is one."""
     server = "llama-server" if flag in flags_of("llama_server") else "vLLM"
     equivalent = f"; Quire's is {flag.ours}" if flag.ours else ""
-    return f"quire serve: {shown} of {server} is not supported{equivalent}" + (f": {flag.note}" if flag.note else "")
+    return f"{shown} of {server} is not supported{equivalent}" + (f": {flag.note}" if flag.note else "")
 
 
 @cache
@@ -247,7 +248,7 @@ def merge_dotted_keys(arguments: Sequence[str], object_flag: Callable[[str], str
             continue
         if not equals:
             if not left or left[0].startswith("--"):
-                raise ConfigError(f"quire serve: {name} expects a value")
+                raise ConfigError(f"{name} expects a value")
             value = left.pop(0)
         if dot:
             _set(objects[flag], keys, value, name)
@@ -266,17 +267,17 @@ def _set(target: dict[str, Any], keys: str, text: str, name: str) -> None:
     """Set the key that a path leads to, or append to the list there if the path ends with a plus sign."""
     *path, last = keys.removesuffix("+").split(".")
     if not all((*path, last)):
-        raise ConfigError(f"quire serve: {name} has an empty key")
+        raise ConfigError(f"{name} has an empty key")
     for key in path:
         target = target.setdefault(key, {})
         if not isinstance(target, dict):
-            raise ConfigError(f"quire serve: {name}: the value of {key!r} is not an object")
+            raise ConfigError(f"{name}: the value of {key!r} is not an object")
     if not keys.endswith("+"):
         target[last] = _value(text)
         return
     items = target.setdefault(last, [])
     if not isinstance(items, list):
-        raise ConfigError(f"quire serve: {name}: the value of {last!r} is not a list")
+        raise ConfigError(f"{name}: the value of {last!r} is not a list")
     items += [_value(part) for part in text.split(",")]
 
 
@@ -291,7 +292,7 @@ def _merge(target: dict[str, Any], source: dict[str, Any]) -> None:
 def _object(text: str, name: str) -> dict[str, Any]:
     value = _value(text)
     if not isinstance(value, dict):
-        raise ConfigError(f"quire serve: {name} expects a JSON object, not {text[:200]!r}")
+        raise ConfigError(f"{name} expects a JSON object, not {text[:200]!r}")
     return value
 
 

@@ -62,6 +62,7 @@ VARIABLES: Mapping[str, VllmVariable] = {
     "VLLM_LOG_STATS_INTERVAL": VllmVariable("log_stats_interval", _interval, note="0 is the default"),
     "VLLM_USE_MODELSCOPE": VllmVariable("model_hub", _hub, note="True is modelscope"),
     "VLLM_ATTENTION_BACKEND": VllmVariable("attention_backend"),
+    "VLLM_HOST_IP": VllmVariable("node_addr"),
     "VLLM_CPU_KVCACHE_SPACE": VllmVariable("kv_cache_memory_bytes", _gib, note="in GiB; 0 is the default"),
     "VLLM_AUDIO_FETCH_TIMEOUT": VllmVariable("media_fetch_timeout"),
     "VLLM_IMAGE_FETCH_TIMEOUT": VllmVariable("media_fetch_timeout"),

@@ -82,7 +82,9 @@ def plan_cache(loaded: LoadedModel, config: CoreConfig, device: Device) -> Cache
         for layer, shape in model.caches.items()
     }
     layout, dtype = CacheLayout(shapes, model.cache_groups(context_len)), _cache_dtype(loaded, config)
-    return CachePlan(layout, dtype, size, BlockGroups(layout.windows, layout.state_blocks(size, dtype)))
+    transfer = config.engine.kv_transfer
+    kept = int(transfer is not None and transfer.sends)
+    return CachePlan(layout, dtype, size, BlockGroups(layout.windows, layout.state_blocks(size, dtype), kept))
 
 
 def with_cache_dtype(config: CoreConfig, device: Device) -> CoreConfig:
@@ -154,7 +156,7 @@ def cache_memory(loaded: LoadedModel, config: CoreConfig, device: Device, reserv
 
 def host_memory(config: CoreConfig) -> int:
     """Return the bytes of the host's memory that this rank may take, beside weights."""
-    share, ranks = config.memory_share, Placement.of(config.parallel).ranks
+    share, ranks = config.memory_share, config.parallel.local_ranks
     return (free_memory() if share is None else share.host_bytes) // ranks
 
 

@@ -6,12 +6,15 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from quire.config.options import EngineOptions, ModelOptions, ParallelOptions
 from quire.engine.client.pictures import FixedSize, PanAndScan
-from quire.engine.execution.memory import MemoryShare
 from quire.engine.models.model_config import ModelConfig
 from quire.engine.models.specs.decoder import DecoderSpec
+
+if TYPE_CHECKING:  # it imports torch, and front ends without an engine import this module
+    from quire.engine.execution.memory import MemoryShare
 
 logger = logging.getLogger(__name__)
 _TEXT = 512  # tokens of a prompt beside those of a picture

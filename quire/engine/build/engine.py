@@ -32,11 +32,14 @@ from quire.engine.build.encoder_memory import (
 )
 from quire.engine.build.executor import ExecutorBuild, closing_after_errors, encoder_executor
 from quire.engine.build.kv_events import event_publisher, event_recorder
+from quire.engine.build.nodes import wait_for_nodes
 from quire.engine.build.ranks import Ranks, set_threads, step_profiler, weight_source
 from quire.engine.build.tier import OpenedTier, open_tier
 from quire.engine.build.transducer import build_transducer
+from quire.engine.build.transfer import OpenedTransfer, open_transfer
 from quire.engine.build.warm_up import decoder_limits, decoder_plans, warm_up, warm_up_encoder, warm_up_vision
 from quire.engine.client.errors import FrontEndClosed
+from quire.engine.client.kv_transfer import KVTransferInfo
 from quire.engine.client.model_info import Generates, KVEventSource, ModelInfo, ModelKind, Pools, Transcribes
 from quire.engine.client.protocol import CoreDied, Ping, Pong, Ready, Shutdown
 from quire.engine.client.step_observer import StepObserver
@@ -49,7 +52,7 @@ from quire.engine.execution.cache import CacheMemory, OutOfCacheMemory, count_bl
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.executor import Executor
-from quire.engine.execution.ranks.errors import RankDied
+from quire.engine.execution.ranks.errors import NodesMissing, RankDied
 from quire.engine.execution.ranks.workers import Launcher, rank_process
 from quire.engine.execution.sampling.compiler import GrammarCompiler
 from quire.engine.kv_events.endpoints import EndpointUnavailable
@@ -71,10 +74,15 @@ from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.residency import BlockResidency
 from quire.engine.scheduling.scheduler import Scheduler
 from quire.engine.scheduling.tier_blocks import LoadRule
+from quire.engine.transfer.block_server import AddressUnavailable
 from quire.kernels import gpu
 
 logger = logging.getLogger(__name__)
 tqdm.set_lock(threading.RLock())  # its own is a semaphore for several processes, which a killed process leaves behind
+
+
+# Errors whose messages say enough.
+_EXPECTED = (ModelError, OutOfCacheMemory, NodesMissing, RankDied, EndpointUnavailable, AddressUnavailable)
 
 
 class LoadingStopped(Exception):
@@ -93,7 +101,7 @@ def serve_core(config: CoreConfig, address: str, observer: StepObserver | None =
             logger.info("loading was cancelled")
         except FrontEndClosed:
             logger.debug("the engine ended with its server")
-        except (ModelError, OutOfCacheMemory, RankDied, EndpointUnavailable) as error:
+        except _EXPECTED as error:
             _report(channel, str(error))
         except Exception as error:  # the edge of the thread: every error must reach the front end
             logger.exception("the engine ended with an error")
@@ -128,24 +136,30 @@ def build_core(
             attention backend does not support the model.
         OutOfCacheMemory: the KV cache does not fit, or holds too little.
         RankDied: another rank could not load its part of the model.
+        NodesMissing: another node has not come, or does not fit.
         EndpointUnavailable: a socket for events of the KV cache cannot be bound.
         LoadingStopped: the front end asked to stop.
     """
     set_threads(config)
     _check_sleep(config)
+    requested = config
     device = device or find_device(config.model.device)
     config = with_attention_backend(config, device)
     with device.activate():
         config = with_cache_dtype(config, device)
         config = _with_quantization(config, device)
-    if config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size == 1:
+    if config.parallel.ranks == 1:
         return _build_core(config, channel, device, None)
-    ranks = Ranks(config, device, launch)
+    wait = partial(wait_for_nodes, requested, config, partial(_stop_if_asked, channel))
+    ranks = Ranks(config, device, launch, wait if config.parallel.nnodes > 1 else None)
     try:
         with ranks.noticing_death():
             return _build_core(config, channel, device, ranks)
-    except BaseException:
+    except LoadingStopped:
         ranks.close()
+        raise
+    except BaseException as error:
+        ranks.close(str(error) or type(error).__name__)
         raise
 
 
@@ -163,7 +177,7 @@ def _check_sleep(config: CoreConfig) -> None:
     """Raise UnsupportedModel for --enable-sleep-mode where the engine cannot sleep."""
     if not config.engine.enable_sleep_mode:
         return
-    if config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size > 1:
+    if config.parallel.ranks > 1:
         raise UnsupportedModel(
             "--enable-sleep-mode works with one rank: --tensor-parallel-size and --pipeline-parallel-size must be 1"
         )
@@ -185,6 +199,7 @@ class _Built:
     cache_dtype: str = ""
     cache_limit: str = ""
     kv_events: KVEventSource | None = None
+    kv_transfer: KVTransferInfo | None = None
 
 
 def _build_core(
@@ -199,7 +214,7 @@ def _build_core(
             built = _Built(_build_encoder(loaded, config, device, channel, source))
         elif isinstance(loaded.model, TransducerModel):
             parts = build_transducer(loaded, loaded.model, options, device)
-            vocab, kind = loaded.vocab_size, loaded.kind(loaded.context_len)
+            vocab, kind = loaded.vocab_size, loaded.config.kind(loaded.context_len, options.max_num_batched_tokens)
             operation = _operation(config, loaded, device, source)
             core = EngineCore(parts.scheduler, parts.executor, channel, vocab_size=vocab, kind=kind, **operation)
             built = _Built(core, parts.num_blocks, parts.cache_bytes)
@@ -207,10 +222,13 @@ def _build_core(
             built = _build_decoder(loaded, loaded.model, config, device, channel, ranks, source)
     if options.kv_events.publishes and built.kv_events is None:
         logger.warning("--kv-events-config has no effect: there is no prefix cache, of which it publishes the events")
+    if options.kv_transfer is not None and built.kv_transfer is None:
+        built.core.close()
+        raise UnsupportedModel("--kv-transfer-config is not supported: the model does not answer completions or chats")
     keep_freed_memory()  # after loading: memory that loading frees is not needed again
     info = ModelInfo(
-        architecture=loaded.architecture,
-        implementation=loaded.implementation,
+        architecture=loaded.config.model_type,
+        implementation=loaded.config.implementation,
         device=device.name,
         dtype=str(loaded.dtype).removeprefix("torch."),
         vocab_size=loaded.vocab_size,
@@ -227,6 +245,7 @@ def _build_core(
         cache_dtype=built.cache_dtype,
         cache_limit=built.cache_limit,
         kv_events=built.kv_events,
+        kv_transfer=built.kv_transfer,
     )
     return built.core, info
 
@@ -241,39 +260,30 @@ def _weight_format(config: CoreConfig) -> str:
     return "" if section is None else f"{section['quant_method']} (checkpoint)"
 
 
-def _with_pictures(
+def _with_room_for_items(
     kind: ModelKind, loaded: LoadedModel, context_len: int, config: CoreConfig, left: int | None
 ) -> ModelKind:
-    """What the model does, pictures included. An item must fit into the context, the encoder cache and the memory.
+    """What the model does. An item of a picture must fit into the context, the encoder cache and the memory.
 
     `left`: bytes of the host's memory beside weights and caches; None: the device has memory of its own.
     """
-    if not isinstance(kind, Generates | Pools):
+    if not isinstance(kind, Generates | Pools) or kind.pictures is None:
         return kind
-    step, bidirectional = config.engine.max_num_batched_tokens, bidirectional_tokens(loaded)
-    if bidirectional == "prompt" and isinstance(kind, Generates):
-        kind = structs.replace(kind, longest_prompt=step)
-    if loaded.pictures is None:
-        return kind
-    info = loaded.pictures.info
     token_limit = min(context_len, cached_embeddings(loaded, config.engine))
-    if bidirectional is not None:
-        token_limit = min(token_limit, step)
-    tokens = max_item_tokens(info, token_limit)
+    if bidirectional_tokens(loaded) is not None:
+        token_limit = min(token_limit, config.engine.max_num_batched_tokens)
+    tokens = max_item_tokens(kind.pictures, token_limit)
     if left is not None:
         tokens = fitting_tokens(loaded, tokens, left)
-    size = embedding_bytes(loaded) // loaded.dtype.itemsize
-    return structs.replace(kind, pictures=structs.replace(info, item_tokens=tokens, embedding_size=size))
+    return structs.replace(kind, pictures=structs.replace(kind.pictures, item_tokens=tokens))
 
 
 def _build_encoder(
     loaded: LoadedModel, config: CoreConfig, device: Device, channel: CoreChannel, source: WeightSource
 ) -> EngineCore:
     """The core around an encoder, of text, pictures or audio."""
-    options, kind = config.engine, loaded.kind(loaded.context_len)
-    if isinstance(kind, Pools) and loaded.pictures is not None:
-        info = structs.replace(loaded.pictures.info, embedding_size=kind.embedding_size)
-        kind = structs.replace(kind, pictures=info)
+    options = config.engine
+    kind = loaded.config.kind(loaded.context_len, options.max_num_batched_tokens)
     limits = SchedulerLimits(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
@@ -364,7 +374,7 @@ def _build_decoder(
     poll = partial(_stop_if_asked, channel)
     plan = plan_cache(loaded, config, device)
     if ranks is not None:
-        plan = ranks.connect(device, plan, poll)
+        plan = ranks.connect(device, plan, loaded.dtype, poll)
     reserved = 0
     streaming = delayed_streams_of(loaded, options, device)
     if streaming is not None:
@@ -380,13 +390,18 @@ def _build_decoder(
     num_blocks = count_blocks(options, plan.block_bytes, needed, available)
     if ranks is not None:
         num_blocks = ranks.least_blocks(num_blocks, poll)
-    context_len = _within_step(loaded, config, _fitting_context(loaded, config, plan, num_blocks - cross_blocks, step))
+    context_len = loaded.config.within_step(
+        _fitting_context(loaded, config, plan, num_blocks - cross_blocks, step),
+        config.model.max_model_len,
+        options.max_num_batched_tokens,
+    )
     if streaming is not None:
         streaming.check_context(context_len)
     is_host = device.torch_device.type == "cpu"
     taken = num_blocks * plan.block_bytes + reserved + cached_embeddings(loaded, options) * embedding_bytes(loaded)
     left = host_memory(config) - taken if is_host else None
-    kind = _with_pictures(loaded.kind(context_len), loaded, context_len, config, left)
+    kind = loaded.config.kind(context_len, options.max_num_batched_tokens)
+    kind = _with_room_for_items(kind, loaded, context_len, config, left)
     if ranks is not None:
         ranks.allocate(num_blocks, context_len)
     allocate = plan.allocator(device, num_blocks, loaded.weight_bytes)
@@ -402,13 +417,17 @@ def _build_decoder(
             warm_up(executor, plans, poll, executor.max_steps_in_flight if ranks is None else 1)
             warm_up_vision(loaded)
         events = None if streaming is not None else event_publisher(options, plan, config.replica)
+        transfer, tier = None, None
         with closing_after_errors(*(() if events is None else (events,))):
-            publishes = events is not None
-            tier = None if streaming is not None else open_tier(config, loaded, plan, device, tracks_changes=publishes)
+            if streaming is None:
+                transfer = open_transfer(config, loaded, plan, device, channel)
+        with closing_after_errors(*(owner for owner in (events, transfer) if owner is not None)):
+            if streaming is None:
+                tier = open_tier(config, loaded, plan, device, tracks_changes=events is not None)
     recorder = None if events is None else event_recorder(events, plan, config.replica)
     observers = () if recorder is None else (recorder,)
     stages = config.parallel.pipeline_parallel_size
-    schedule = partial(_scheduler, options, plan.groups, context_len, num_blocks, stages, observers, tier)
+    schedule = partial(_scheduler, options, plan.groups, context_len, num_blocks, stages, observers, tier, transfer)
     sleeper = _sleeper(config, loaded, device, channel, source, allocate, schedule, build.executor)
     core = EngineCore(
         schedule(loaded) if streaming is None else streaming.scheduler(options, plan.groups, context_len, num_blocks),
@@ -421,6 +440,7 @@ def _build_decoder(
         sleeper=sleeper,
         on_close=_nothing if events is None else events.close,
         offload=None if tier is None else tier.offload(recorder),
+        transfer=None if transfer is None else transfer.core,
         **_operation(config, loaded, device, source, sleeper, ranks),
     )
     cache_bytes = num_blocks * plan.block_bytes + (0 if ranks is None else ranks.cache_bytes)
@@ -432,6 +452,7 @@ def _build_decoder(
         str(plan.dtype).removeprefix("torch."),
         _cache_limit(options, num_blocks, needed, available),
         None if events is None else events.source,
+        None if transfer is None else transfer.info,
     )
 
 
@@ -450,6 +471,7 @@ def _scheduler(
     stages: int,
     observers: Sequence[BlockObserver],
     tier: OpenedTier | None,
+    transfer: OpenedTransfer | None,
     loaded: LoadedModel,
 ) -> Scheduler:
     max_draft = options.num_speculative_tokens if options.speculative_method == "ngram" else 0
@@ -474,20 +496,23 @@ def _scheduler(
         picture_lora_id=loaded.picture_lora_id,
         stages=stages,
     )
+    pool = BlockPool(
+        num_blocks,
+        options.block_size,
+        _residency(options),
+        observers if tier is None else (*observers, tier.unsaved),
+    )
     return Scheduler(
         limits,
-        BlockPool(
-            num_blocks,
-            options.block_size,
-            _residency(options),
-            observers if tier is None else (*observers, tier.unsaved),
-        ),
+        pool,
         groups,
         hasher=hasher_named(options.prefix_caching_hash_algo) if options.enable_prefix_caching else None,
         by_priority=options.scheduling_policy == "priority",
         fair=loaded.pooler is not None,
         tier=None if tier is None else tier.worker,
         load_rule=None if tier is None else LoadRule(tier.block_bytes),
+        remote=None if transfer is None else transfer.loading,
+        held=None if transfer is None else transfer.held_blocks(pool),
     )
 
 
@@ -514,21 +539,6 @@ def _fitting_context(loaded: LoadedModel, config: CoreConfig, plan: CachePlan, n
         )
     logger.warning("max_model_len is %d instead of %d: the KV cache holds no more tokens", held, loaded.context_len)
     return held
-
-
-def _within_step(loaded: LoadedModel, config: CoreConfig, context_len: int) -> int:
-    """The context length of a model that pools, if the tokens of a prompt attend to each other in both directions.
-
-    One step computes all of them. A model that generates has a longer context: see `Generates.longest_prompt`.
-    """
-    step, requested = config.engine.max_num_batched_tokens, config.model.max_model_len
-    if loaded.pooler is None or bidirectional_tokens(loaded) != "prompt" or context_len <= step:
-        return context_len
-    reason = "one step computes all tokens of a prompt, as they attend to each other in both directions"
-    if requested is not None:
-        raise UnsupportedModel(f"--max-model-len {requested} is more than --max-num-batched-tokens {step}: {reason}")
-    logger.warning("max_model_len is %d instead of %d: %s (--max-num-batched-tokens)", step, context_len, reason)
-    return step
 
 
 def _stop_if_asked(channel: CoreChannel) -> None:

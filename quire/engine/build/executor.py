@@ -10,6 +10,7 @@ from typing import cast
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.delayed_streams import DelayedStreams
 from quire.engine.build.ranks import input_builder, request_table, state_caches
+from quire.engine.build.transfer import OpenedTransfer
 from quire.engine.execution.alignment import Aligner
 from quire.engine.execution.cache import KVCache
 from quire.engine.execution.devices.device import Device
@@ -111,7 +112,7 @@ def _encoder_runner(loaded: LoadedModel, device: Device) -> PackedRunner:
 
 
 @contextmanager
-def closing_after_errors(*owners: Executor | GrammarCompiler | KVEventPublisher) -> Iterator[None]:
+def closing_after_errors(*owners: Executor | GrammarCompiler | KVEventPublisher | OpenedTransfer) -> Iterator[None]:
     """Close owners of threads if an exception is raised within."""
     try:
         yield

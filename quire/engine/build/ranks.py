@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import multiprocessing
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ from quire.engine.execution.ranks.messages import (
     RunStep,
     ToWorker,
 )
+from quire.engine.execution.ranks.nodes import JoinedNode, NodeListener
 from quire.engine.execution.ranks.runner import FollowingRunner, LeadingRunner, PipelineRunner
 from quire.engine.execution.ranks.workers import Launcher, Workers, rank_process
 from quire.engine.execution.request_table import RequestTable
@@ -54,6 +56,7 @@ from quire.engine.execution.states import StateCaches
 from quire.engine.models.checkpoint.checkpoint import Progress
 from quire.engine.models.distributed.group import RankGroups
 from quire.engine.models.distributed.placement import Placement
+from quire.engine.models.distributed.rendezvous import FileRendezvous, Rendezvous, StoreServer
 from quire.engine.models.errors import ModelError, UnsupportedModel
 from quire.engine.models.loader import LoadedModel
 from quire.engine.models.networks.decoder import LanguageModel
@@ -82,18 +85,27 @@ class Ranks:
         cache_bytes: bytes of the workers' KV caches.
     """
 
-    def __init__(self, config: CoreConfig, device: Device, launch: Launcher = rank_process) -> None:
+    def __init__(
+        self,
+        config: CoreConfig,
+        device: Device,
+        launch: Launcher = rank_process,
+        wait_for_nodes: Callable[[], tuple[list[JoinedNode], NodeListener]] | None = None,
+    ) -> None:
         """Start the workers, which load their parts of the model.
+
+        Args:
+            config: of the model.
+            device: of this rank.
+            launch: starts the workers of this machine.
+            wait_for_nodes: waits for the other nodes; None: all ranks are on this machine.
 
         Raises:
             UnsupportedModel: the model cannot be divided like this, or there are not enough GPUs.
+            NodesMissing: another node has not come, or does not fit.
         """
         placement = Placement.of(config.parallel)
-        if device.torch_device.type == "cuda" and torch.cuda.device_count() < placement.ranks:
-            raise UnsupportedModel(
-                f"--tensor-parallel-size times --pipeline-parallel-size is {placement.ranks}, but there are "
-                f"{torch.cuda.device_count()} GPUs: it must not be larger than that"
-            )
+        check_gpus(config, device)
         check_parallel(config.model_config)
         check_divisible(cast("DecoderSpec", config.model_config.spec), placement)
         logger.info(
@@ -102,25 +114,41 @@ class Ranks:
             placement.tensor_size,
             placement.stages,
         )
+        nodes: list[JoinedNode] = []
+        self._store: StoreServer | None = None
+        if wait_for_nodes is None:
+            rendezvous: Rendezvous = FileRendezvous(Path(tempfile.mkdtemp(prefix="quire-ranks-")))
+        else:
+            nodes, listener = wait_for_nodes()
+            rendezvous, self._store = listener.rendezvous, listener.store
         self.groups = RankGroups.of(placement)
         self.runner_type: type[ModelRunner] = LeadingRunner if placement.stages == 1 else PipelineRunner
         self.weight_bytes = self.cache_bytes = 0
-        self._workers = Workers(partial(run_rank, config), placement.ranks, launch)
+        self._is_host = device.torch_device.type == "cpu"
+        self._workers = Workers(partial(run_rank, config), config.parallel.local_ranks, rendezvous, launch, nodes)
 
-    def connect(self, device: Device, plan: CachePlan, poll: Poll) -> CachePlan:
+    def connect(self, device: Device, plan: CachePlan, dtype: torch.dtype, poll: Poll) -> CachePlan:
         """Wait until all ranks have loaded their parts, and connect them; `poll` is called meanwhile.
+
+        `dtype`: in which this rank runs the model.
 
         Returns:
             The plan of this rank's cache, with the state blocks of the rank where they are most: all tables have those.
 
         Raises:
             RankDied: a worker has failed.
+            UnsupportedModel: another rank runs the model in another data type.
         """
         replies = self._workers.collect(Loaded, poll)
+        for rank, reply in enumerate(replies, 1):
+            if reply.dtype != str(dtype):
+                raise UnsupportedModel(
+                    f"--dtype auto is {reply.dtype} on rank {rank} and {dtype} on rank 0: set it to one of both"
+                )
         self.weight_bytes = sum(reply.weight_bytes for reply in replies)
         state_blocks = max(plan.groups.state_blocks, *(reply.state_blocks for reply in replies))
         self._workers.send(Connect(state_blocks))
-        self._workers.run(partial(_connect, self.groups, self._workers.folder, device), poll)
+        self._workers.run(partial(_connect, self.groups, self._workers.rendezvous, device), poll)
         self._workers.watch(self.groups.abort)
         return plan.with_state_blocks(state_blocks)
 
@@ -130,7 +158,9 @@ class Ranks:
 
     def least_blocks(self, num_blocks: int, poll: Poll) -> int:
         """The number of KV blocks that every rank has memory for. `num_blocks`: those of this one."""
-        counts = self._workers.collect(Counted, poll)
+        counts = self._workers.collect(Counted, poll)  # all are connected
+        if self._store is not None and self._is_host:  # NCCL goes on to use it
+            self._store.close()
         least = min(num_blocks, *(reply.num_blocks for reply in counts))
         self.cache_bytes = sum(least * reply.block_bytes for reply in counts)
         return least
@@ -156,17 +186,29 @@ class Ranks:
         """The executor of all ranks, which then owns the workers. `inner`: that of rank 0."""
         return ShardedExecutor(inner, self._workers, self.groups)
 
-    def close(self) -> None:
-        """End the workers, if there is no executor."""
-        self._workers.close()
+    def close(self, error: str = "") -> None:
+        """End the workers, if there is no executor. `error`: see `Workers.close`."""
+        self._workers.close(error)
         self.groups.close()
+        if self._store is not None:
+            self._store.close()
+
+
+def check_gpus(config: CoreConfig, device: Device) -> None:
+    """Raise UnsupportedModel if this machine has fewer GPUs than ranks."""
+    local, count = config.parallel.local_ranks, torch.cuda.device_count()
+    if device.torch_device.type != "cuda" or count >= local:
+        return
+    divided = f", divided by --nnodes {config.parallel.nnodes}," if config.parallel.nnodes > 1 else ""
+    raise UnsupportedModel(
+        f"--tensor-parallel-size times --pipeline-parallel-size{divided} is {local}, but there are {count} GPUs: "
+        "it must not be larger than that"
+    )
 
 
 def set_threads(config: CoreConfig) -> None:
     """Set the threads of the calling thread's kernels: as configured, or this rank's share of the cores."""
-    threads = config.engine.num_threads or max(
-        1, usable_cores(sharers=config.sharers) // Placement.of(config.parallel).ranks
-    )
+    threads = config.engine.num_threads or max(1, usable_cores(sharers=config.sharers) // config.parallel.local_ranks)
     if threads != torch.get_num_threads():
         native.set_threads(threads)
 
@@ -240,7 +282,7 @@ def state_caches(cache: KVCache, table: RequestTable, device: Device) -> StateCa
     return StateCaches(cache, table, device.torch_device) if cache.states else None
 
 
-def run_rank(config: CoreConfig, rank: int, folder: Path, connection: Connection) -> None:
+def run_rank(config: CoreConfig, rank: int, rendezvous: Rendezvous, connection: Connection) -> None:
     """Body of a worker's process or thread: load a part of the model, then run the core's plans until it says stop."""
     config.start_process()
     channel = RankChannel(connection, ToWorker)
@@ -248,7 +290,7 @@ def run_rank(config: CoreConfig, rank: int, folder: Path, connection: Connection
     try:
         device = find_device(config.model.device)
         with device.activate():
-            follower = _build_follower(config, groups, device, folder, channel)
+            follower = _build_follower(config, groups, device, rendezvous, channel)
             if multiprocessing.parent_process() is not None:  # not in a thread of a test
                 gc.freeze()  # as the core does
             steps, prefaults = ReceivedSteps(channel), True
@@ -311,7 +353,7 @@ class _Follower:
 
 
 def _build_follower(
-    config: CoreConfig, groups: RankGroups, device: Device, folder: Path, channel: RankChannel
+    config: CoreConfig, groups: RankGroups, device: Device, rendezvous: Rendezvous, channel: RankChannel
 ) -> _Follower:
     set_threads(config)
     source = weight_source(config, device, groups)
@@ -319,9 +361,9 @@ def _build_follower(
     keep_freed_memory()
     model = cast("LanguageModel", loaded.model)
     plan = plan_cache(loaded, config, device)
-    channel.send(Loaded(loaded.weight_bytes, plan.groups.state_blocks))
+    channel.send(Loaded(loaded.weight_bytes, plan.groups.state_blocks, str(loaded.dtype)))
     plan = plan.with_state_blocks(channel.receive_one(Connect).state_blocks)
-    _connect(groups, folder, device)
+    _connect(groups, rendezvous, device)
     needed = plan.most_blocks(loaded.context_len, config.engine.max_num_batched_tokens)
     available = cache_memory(loaded, config, device, 0)
     num_blocks = count_blocks(config.engine, plan.block_bytes, needed, available)
@@ -349,9 +391,9 @@ def _build_follower(
     return _Follower(source, loaded, runner, cache, step_profiler(config, groups.placement.rank))
 
 
-def _connect(groups: RankGroups, folder: Path, device: Device) -> None:
+def _connect(groups: RankGroups, rendezvous: Rendezvous, device: Device) -> None:
     with device.activate():
-        groups.connect(folder, device.torch_device)
+        groups.connect(rendezvous, device.torch_device)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ EngineError
 ├── RequestAborted    an operator has aborted this request
 ├── RequestRefused    the core does not accept this request
 ├── RequestFailed     the engine failed while it ran this request; others continue
+├── BlocksNotRead     another engine did not send the KV blocks of this request's prompt
 ├── DeadlineExceeded  this request reached its timeout
 └── MalformedMessage  received frames are not a message
 """
@@ -79,6 +80,10 @@ class RequestRefused(EngineError):
 
 class RequestFailed(EngineError):
     """The engine failed while it ran this request; other requests continue."""
+
+
+class BlocksNotRead(EngineError):
+    """Another engine did not send the KV blocks of this request's prompt; other requests continue."""
 
 
 class DeadlineExceeded(EngineError):

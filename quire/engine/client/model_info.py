@@ -8,6 +8,7 @@ import msgspec
 
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.convolutions import Convolution, count_columns, count_positions
+from quire.engine.client.kv_transfer import KVTransferInfo
 from quire.engine.client.pictures import PictureInfo
 from quire.engine.client.pooling_params import PoolingTask, PoolingType
 from quire.engine.client.streaming import Streams
@@ -150,9 +151,10 @@ class KVEventSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """Facts about a loaded model.
+    """Facts about a loaded model, or about one without an engine, as far as its files say them.
 
     Attributes:
+        device, dtype: empty if no engine runs it.
         step_bytes: memory of a GPU for intermediate results of the largest step, which is not held between steps; 0
             where it was not measured.
         kind: what the model does.
@@ -162,6 +164,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
         cache_dtype: data type of the KV cache; empty without one.
         cache_limit: what the size of the KV cache follows from, such as a setting.
         kv_events: where the events of its prefix cache are published; None: nowhere.
+        kv_transfer: whether KV blocks are sent to other engines and read from them; None: they are not.
     """
 
     architecture: str
@@ -182,6 +185,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     cache_dtype: str = ""
     cache_limit: str = ""
     kv_events: KVEventSource | None = None
+    kv_transfer: KVTransferInfo | None = None
 
     @property
     def media_tokens(self) -> frozenset[str]:

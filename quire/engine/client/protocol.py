@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.engine.client.kv_transfer import BlockTransfer, RemoteBlocks
 from quire.engine.client.model_info import ModelInfo
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.sampling_params import SamplingParams
@@ -129,7 +130,9 @@ class RequestFields(msgspec.Struct, frozen=True, kw_only=True):
         items: inputs beside the tokens, in the order of their spans, which do not overlap.
         open: more follows in `ExtendRequest` messages: of the prompt, and nothing is generated before its end; or of
             the audio, if the model reads it while it generates (see `Streams`). Of requests that generate.
-        flow: fair-queueing key; flows get equal engine time.
+        flow: fair-queueing key; flows get equal engine time, and equal parts of what is kept for other engines.
+        is_held: the blocks of its prompt are kept for another engine when it ends.
+        remote: blocks of its prompt in another engine, which are read instead of computed.
         second_text_start: index of the first token of the second text of a pair; of requests that pool.
         second_text_end: index of the first token behind it; None: the end of the prompt.
     """
@@ -139,6 +142,8 @@ class RequestFields(msgspec.Struct, frozen=True, kw_only=True):
     items: tuple[MediaItem, ...] = ()
     open: bool = False
     flow: str = ""
+    is_held: bool = False
+    remote: RemoteBlocks | None = None
     second_text_start: int | None = None
     second_text_end: int | None = None
 
@@ -304,7 +309,8 @@ class TokensOutput(msgspec.Struct, array_like=True, tag="tokens"):
     prefill_chunks: int = 0  # steps that computed tokens of the prompt
     draft_tokens: int = 0  # of speculative decoding, verified so far
     accepted_tokens: int = 0  # part of them
-    loaded_tokens: int = 0  # part of `cached_tokens` that was not in memory, but in a second tier
+    loaded_tokens: int = 0  # part of `cached_tokens` that was not in memory, but in a second tier or another engine
+    kept: RemoteBlocks | None = None  # with the last token: what is kept for another engine
 
 
 class PooledOutput(msgspec.Struct, array_like=True, tag="pooled"):
@@ -322,11 +328,13 @@ class ErrorOutput(msgspec.Struct, array_like=True, tag="error"):
 
     Attributes:
         invalid: something is wrong with the request; else the engine failed.
+        is_remote: another engine failed, which should have sent blocks.
     """
 
     request_id: str
     error: str
     invalid: bool = False
+    is_remote: bool = False
 
 
 RequestOutput = TokensOutput | PooledOutput | ErrorOutput
@@ -368,7 +376,7 @@ class StepStats(msgspec.Struct, array_like=True):
     accepted_per_position: list[int] = []  # of each position of a draft, how many drafts had their token there accepted
     evicted_blocks: list[BlockLife] = []  # those that are sampled; see `BlockResidency`
     block_reuse_gaps: list[float] = []  # seconds between two uses of a cached block that is sampled
-    external_queries: int = 0  # tokens that were not in memory, and looked up in a second tier
+    external_queries: int = 0  # tokens that were not in memory, and looked up in a second tier or another engine
     external_hits: int = 0
     tier_bytes: int = 0  # that the tier takes, a gauge
     unwritten_blocks: int = 0  # blocks that the tier lacks, a gauge
@@ -376,6 +384,10 @@ class StepStats(msgspec.Struct, array_like=True):
     load_seconds: float = 0.0
     stored_bytes: int = 0
     store_seconds: float = 0.0
+    held_blocks: int = 0  # that are kept for other engines, a gauge
+    expired_holds: int = 0  # prompts whose blocks were given back before another engine has read them
+    transfers: list[BlockTransfer] = []  # from other engines
+    failed_transfers: int = 0
 
 
 class StepOutput(msgspec.Struct, tag="step"):

@@ -13,7 +13,8 @@ from typing_extensions import override
 
 from quire.engine.client.deadline import Deadline
 from quire.engine.client.detokenizer import Detokenizer, TextParams
-from quire.engine.client.errors import EngineError, RequestFailed, RequestRefused
+from quire.engine.client.errors import BlocksNotRead, EngineError, RequestFailed, RequestRefused
+from quire.engine.client.kv_transfer import RemoteBlocks
 from quire.engine.client.origin import Origin, current_origin
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import (
@@ -91,6 +92,7 @@ class Delta:
     Attributes:
         token_probs: see `SamplingParams.token_probs`; in the first delta.
         times: times of the whole sequence; set in its last delta.
+        kept: what is kept for another engine; in the last delta.
     """
 
     text: str = ""
@@ -102,6 +104,7 @@ class Delta:
     stop_reason: int | str | None = None
     token_probs: list[float] | None = None
     times: RequestTimes | None = None
+    kept: RemoteBlocks | None = None
 
 
 class OutputStream(Protocol):
@@ -168,6 +171,7 @@ class SequenceStream(OutputStream):
         Raises:
             RequestRefused: the core does not accept the request.
             RequestFailed: the engine failed while it ran the request.
+            BlocksNotRead: another engine did not send the blocks of the prompt.
             EngineDead: the engine has stopped.
         """
         while self._pending is None:
@@ -207,6 +211,7 @@ class SequenceStream(OutputStream):
             delta.logprobs += output.logprobs[:used]
         delta.prompt_logprobs = output.prompt_logprobs or delta.prompt_logprobs
         delta.token_probs = output.token_probs or delta.token_probs
+        delta.kept = output.kept
         if self._detokenizer.matched is not None:
             delta.finish_reason, delta.stop_reason = "stop", self._detokenizer.matched
         elif reason is not None:
@@ -324,6 +329,8 @@ def error_of(output: RequestOutput, expected: type[RequestOutput]) -> EngineErro
     """The error in an output, or an internal error if another kind of output was expected."""
     if not isinstance(output, ErrorOutput):
         return RequestFailed(f"internal error: {type(output).__name__} instead of {expected.__name__}")
+    if output.is_remote:
+        return BlocksNotRead(output.error)
     return RequestRefused(output.error) if output.invalid else RequestFailed(output.error)
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -177,6 +179,27 @@ class CoreChannel(_Channel[ClientMessage]):
         self._encoder = MessageEncoder()
         self._decoder: MessageDecoder[ClientMessage | AddRequests] = MessageDecoder(ClientMessage | AddRequests)
         self._unpacked: deque[ClientMessage] = deque()
+        self._wakes: tuple[socket.socket, socket.socket] | None = None  # what is written to, and read from
+
+    def waker(self) -> Callable[[], None]:
+        """Return a function that ends a `receive` that waits, or the next one. It may be called from any thread."""
+        if self._wakes is None:
+            self._wakes = socket.socketpair()
+            for end in self._wakes:
+                end.setblocking(False)
+        written = self._wakes[0]
+
+        def wake() -> None:
+            with suppress(OSError):  # as many are waiting to be read as fit, or the channel is closed
+                written.send(b"\0")
+
+        return wake
+
+    def close(self) -> None:
+        """Close the socket; messages not sent within a second are lost."""
+        super().close()
+        for end in self._wakes or ():
+            end.close()
 
     def send(self, message: CoreMessage) -> None:
         """Queue a message to the front end.
@@ -191,7 +214,7 @@ class CoreChannel(_Channel[ClientMessage]):
             raise FrontEndClosed("The front end has closed its socket.") from error
 
     def receive(self, timeout: float | None) -> ClientMessage | None:
-        """Return the front end's next message, or None if none arrives within `timeout` seconds.
+        """Return the front end's next message, or None if none arrives within `timeout` seconds or somebody wakes it.
 
         Args:
             timeout: in seconds; None waits without a limit.
@@ -201,10 +224,23 @@ class CoreChannel(_Channel[ClientMessage]):
         """
         if self._unpacked:
             return self._unpacked.popleft()
-        if not self._socket.poll(None if timeout is None else round(timeout * 1000)):
+        if not self._wait(None if timeout is None else round(timeout * 1000)):
             return None
         message = self._decoder.decode(self._socket.recv_multipart())
         if not isinstance(message, AddRequests):
             return message
         self._unpacked.extend(message.requests)
         return self.receive(0.0)
+
+    def _wait(self, milliseconds: int | None) -> bool:
+        """Wait for a message; returns whether there is one."""
+        if self._wakes is None or milliseconds == 0:
+            return bool(self._socket.poll(milliseconds))
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._wakes[1], zmq.POLLIN)
+        ready = dict(poller.poll(milliseconds))
+        with suppress(OSError):  # there is nothing to read
+            while self._wakes[1].recv(4096):
+                pass
+        return self._socket in ready

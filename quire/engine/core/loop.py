@@ -53,6 +53,7 @@ from quire.engine.core.item_validation import invalid_items
 from quire.engine.core.offload import Offload
 from quire.engine.core.profiling import Profiling
 from quire.engine.core.sleep import AsleepExecutor, Sleeper
+from quire.engine.core.transfer import Transfer
 from quire.engine.core.update import WeightUpdate
 from quire.engine.core.validation import drop_unknown_end_tokens, invalid_reason, invalid_tokens
 from quire.engine.execution.cache import OutOfCacheMemory
@@ -73,6 +74,8 @@ _LOOK_AFTER = 0.002  # seconds between two checks for new messages while the ste
 _PREFAULT_AFTER = 0.05  # seconds of idleness; a client that sends its next request at once must not wait for it
 _ASLEEP = "the model is asleep; POST /wake_up wakes it"
 _PAUSED_TOO_LONG = "too much was appended to the request while the engine waited for the end of others to pause"
+_NOT_READ = "The KV blocks of the prompt could not be read from the server that has computed them"
+_NO_TRANSFER = "the engine neither sends KV blocks to others nor reads theirs"
 _TEXT = Generates()
 _CHECK_AFTER = 3.0  # seconds of idleness; checking a large pool holds the GIL for long
 
@@ -114,6 +117,7 @@ class EngineCore:
         profiling: Profiling | None = None,
         on_close: Callable[[], None] = lambda: None,
         offload: Offload | None = None,
+        transfer: Transfer | None = None,
     ) -> None:
         """Assemble a core.
 
@@ -130,6 +134,7 @@ class EngineCore:
             profiling: records steps; None if they never are.
             on_close: ends what observes the scheduler.
             offload: keeps blocks of the prefix cache in a second tier; None if there is none.
+            transfer: sends blocks to other engines and reads theirs; None if there are none.
         """
         self.scheduler = scheduler
         self.executor = executor
@@ -144,6 +149,7 @@ class EngineCore:
         self._profiling = profiling or Profiling(StepProfiler(None, ""))
         self._on_close = on_close
         self._offload = offload
+        self._transfer = transfer
         self._gate = Gate()
         self._postponed: deque[ClientMessage] = deque()  # arrived while a command was being run
         self._steps = itertools.count(1)
@@ -190,22 +196,50 @@ class EngineCore:
         if submitted and len(self._in_flight) < limit:
             return
         if not self._in_flight:  # the requests that are not loading wait for blocks of those that are
-            assert self._offload is not None
-            self._offload.wait(_LOADING_WAIT)
+            self._wait_for_blocks()
             return
         if encoder is None or self._in_flight[0].pending.wait(_LOOK_AFTER):
             self._finish(self._in_flight.popleft())
 
     def take_loaded(self) -> None:
-        """Let requests go on whose blocks were loaded from a tier."""
-        if self.is_loading and self.executor.cache is not None:
-            assert self._offload is not None
-            assert isinstance(self.scheduler, Scheduler)
-            self._offload.receive(self.scheduler, self.executor.cache)
+        """Let requests go on whose blocks have come from a tier or another engine, and send blocks to others."""
+        if not isinstance(self.scheduler, Scheduler):
+            return
+        scheduler, cache = self.scheduler, self.executor.cache
+        if self.is_loading and cache is not None:
+            if self._offload is not None:
+                self._offload.receive(scheduler, cache)
+            if self._transfer is not None:
+                self._transfer.receive(scheduler, cache)
+            self._end_loads(scheduler)
+        if self._transfer is not None and self._transfer.serve(scheduler, cache) and not self.has_work:
+            self._report_idle()
+
+    def _end_loads(self, scheduler: Scheduler) -> None:
+        """Queue the requests whose blocks are there, and tell the front end of those that fail."""
+        ended = scheduler.end_loads()
+        if self._transfer is not None and ended:
+            self._transfer.note_ended(ended)
+        failed = [load for load in ended if load.failure is not None and not scheduler.recomputes]
+        if failed:
+            ids = [load.request.id for load in failed]
+            self._release(ids)
+            if self.step_observer is not None:
+                self.step_observer.on_abort(ids)
+            outputs = [ErrorOutput(load.request.id, f"{_NOT_READ}: {load.failure}", is_remote=True) for load in failed]
+            stats = self._stats()
+            self._count_traffic(stats)
+            self._channel.send(StepOutput(outputs, stats))
+
+    def _wait_for_blocks(self) -> None:
+        """Wait a moment for blocks of a tier or another engine."""
+        waiting = self._offload or self._transfer
+        assert waiting is not None
+        waiting.wait(_LOADING_WAIT)
 
     @property
     def is_loading(self) -> bool:
-        """Whether a request waits for blocks of a tier."""
+        """Whether a request waits for blocks of a tier or another engine."""
         return isinstance(self.scheduler, Scheduler) and bool(self.scheduler.loads)
 
     def check(self) -> None:
@@ -216,6 +250,8 @@ class EngineCore:
     def close(self) -> None:
         """End the threads of the executor, of the grammar compiler and of what observes the scheduler."""
         self._profiling.close()
+        if self._transfer is not None:
+            self._transfer.close()
         if self._offload is not None:
             self._offload.close(self.executor.cache)
         self.executor.close()
@@ -229,7 +265,7 @@ class EngineCore:
         if self._offload is not None and self.executor.cache is not None:
             self._offload.before_step(self.executor.cache)
         if plan.is_empty and (self._in_flight or self.is_loading):
-            return False  # every sequence waits for a step in flight, or for blocks of requests that wait for a tier
+            return False  # every sequence waits for a step in flight, or for blocks of requests that are loading
         with self._profiling.step(plan):
             pending = self.executor.submit(plan)
         self._in_flight.append(_SubmittedStep(plan, pending, started))
@@ -250,6 +286,9 @@ class EngineCore:
         stats.step_seconds = stats.ended_at - step.started
         if self._offload is not None:
             self._after_step(self._offload, step.plan, stats)
+        if self._transfer is not None:
+            self._transfer.step_took(stats.step_seconds)
+        self._count_traffic(stats)
         self._channel.send(StepOutput(outputs, stats))
         if self.step_observer is not None:
             self.step_observer.on_step(_shares(step.plan), outputs, step.started, stats.ended_at)
@@ -260,8 +299,14 @@ class EngineCore:
         if isinstance(self.scheduler, Scheduler) and self.executor.cache is not None:
             offload.measure(self.scheduler, plan, stats.step_seconds)
             offload.save(self.executor.cache)
-        offload.count(stats)
         self._saving = True
+
+    def _count_traffic(self, stats: StepStats) -> None:
+        """Add what was read and written outside of memory to some statistics."""
+        if self._offload is not None:
+            self._offload.count(stats)
+        if self._transfer is not None and isinstance(self.scheduler, Scheduler):
+            self._transfer.count(self.scheduler, stats)
 
     def _finish_steps(self) -> None:
         """Wait for all steps in flight."""
@@ -451,6 +496,8 @@ class EngineCore:
         self._update.run(folder, self._poll)
         if self._offload is not None:
             self._offload.stop()
+        if self._transfer is not None:
+            self._transfer.stop()
         if isinstance(self.scheduler, Scheduler):
             self.scheduler.reset_encoder_cache()
             self.scheduler.reset_prefix_cache(preempt=True)
@@ -488,8 +535,7 @@ class EngineCore:
     def _report_idle(self) -> None:
         """Send the gauges, since no step will."""
         stats = self._stats()
-        if self._offload is not None:
-            self._offload.count(stats)
+        self._count_traffic(stats)
         self._channel.send(StepOutput([], stats))
         self._restart_idle_timers()
 
@@ -502,6 +548,8 @@ class EngineCore:
         """Seconds to wait for a message; None to wait without a limit."""
         if self.has_work:
             return 0.0
+        if self._transfer is not None and self._transfer.has_reads:
+            return 0.0
         if self._preparing or self.is_loading:
             return _PREPARING_WAIT
         if self._postponed:
@@ -511,6 +559,8 @@ class EngineCore:
             tasks.append(end)
         if self._check_at is not None:
             tasks.append(self._check_at)
+        if isinstance(self.scheduler, Scheduler) and self.scheduler.held:
+            tasks.append(self.scheduler.held.next_expiry)
         return max(0.0, min(tasks) - time.monotonic()) if tasks else None
 
     def _add(self, message: AddRequest) -> None:
@@ -589,6 +639,10 @@ class EngineCore:
         preparing = any(entry.request_id == message.request_id for entry, _ in self._preparing)
         if preparing or message.request_id in self.scheduler or message.request_id in self._gate:
             return f"request id {message.request_id} is in use"
+        if message.is_held or message.remote is not None:
+            refusal = _NO_TRANSFER if self._transfer is None else self._transfer.refusal(message)
+            if refusal is not None:
+                return refusal
         limit = self.scheduler.limits.max_model_len
         return invalid_reason(message, self.kind, vocab_size=self._vocab_size, max_model_len=limit)
 

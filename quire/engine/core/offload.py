@@ -68,7 +68,7 @@ class Offload:
         return self._worker.room > 0
 
     def receive(self, scheduler: Scheduler, cache: KVCache) -> None:
-        """Fill blocks with what was loaded since the last call, and queue the requests that have waited for it."""
+        """Fill blocks with what was loaded since the last call."""
         loads = scheduler.loads
         if loads is None:
             return
@@ -81,7 +81,6 @@ class Offload:
             else:
                 cache.write(block, loaded.data)
                 loads.received(loaded.serial, loaded.index)
-        scheduler.end_loads()
 
     def wait(self, seconds: float) -> None:
         """Wait for a block to be loaded, at most so long."""
@@ -89,7 +88,7 @@ class Offload:
 
     def measure(self, scheduler: Scheduler, plan: StepPlan, seconds: float) -> None:
         """Note how long a step has taken, in which most tokens were those of prompts."""
-        if scheduler.loads is not None:
+        if scheduler.loads is not None and scheduler.loads.rule is not None:
             scheduler.loads.rule.computed(sum(item.count for item in plan.scheduled if item.count > 1), seconds)
 
     def count(self, stats: StepStats) -> None:

@@ -9,16 +9,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from msgspec import structs
 from torch import Tensor, nn
 
 from quire.config.options import ModelOptions
 from quire.engine.client.audio import AudioInfo
-from quire.engine.client.json_file import read_json
-from quire.engine.client.model_info import Generates, ModelKind
 from quire.engine.client.streaming import Streams
 from quire.engine.models.checkpoint.adapter import Adapter, AdapterLoader, without_adapters
 from quire.engine.models.checkpoint.checkpoint import Checkpoint, Progress
@@ -28,7 +25,6 @@ from quire.engine.models.checkpoint.opened import checkpoint_in, is_gguf
 from quire.engine.models.checkpoint.safetensors import SafetensorsFile
 from quire.engine.models.checkpoint.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
 from quire.engine.models.config.checks import check_acts
-from quire.engine.models.config.rope import max_positions
 from quire.engine.models.config.task_adapter import merged
 from quire.engine.models.distributed.group import RankGroups
 from quire.engine.models.distributed.placement import Placement
@@ -42,12 +38,11 @@ from quire.engine.models.networks.decoder import Decoder, LanguageModel
 from quire.engine.models.networks.dual_encoder import DualEncoder
 from quire.engine.models.networks.encoder import Encoder, TextEncoder
 from quire.engine.models.networks.transducer import TransducerModel
-from quire.engine.models.networks.transformer import Transformer
 from quire.engine.models.networks.vision_encoder import PixelEncoder, VisionEncoder
 from quire.engine.models.registry import has_adapter, plain_name, tower_of, two_towers_of, weight_names
 from quire.engine.models.sharding.cache_scales import CacheScales
 from quire.engine.models.sharding.decoder import ShardedDecoder, check_parallel
-from quire.engine.models.sharding.shard import stage_layers
+from quire.engine.models.sharding.shard import with_pictures_of_stages
 from quire.engine.models.sharding.weight_shards import WeightShards
 from quire.engine.models.sharding.weights import ShardedWeightFiller
 from quire.engine.models.specs.decoder import CTCSpec, DecoderSpec, EncoderSpec, TransducerSpec
@@ -102,40 +97,50 @@ class LoadedModel:
     """A model and the facts that the engine needs of it.
 
     Attributes:
-        pooler: its pooling; None if it generates.
-        speech: facts about a model that only transcribes; None for others.
-        audio: facts about a language model that reads audio; None for others.
-        pictures: facts about a model that reads pictures; None for others.
-        streaming: facts about a model that transcribes audio while it arrives; None for others.
+        config: its config; of a rank, that of its part.
         adapters: its adapters (LoRA), by id.
         item_lora_id: adapter that requests with audio are computed with; None: there is none.
         picture_lora_id: the same of requests with pictures.
     """
 
     model: LanguageModel | TextEncoder | CTCModel | TransducerModel | DualEncoder
-    architecture: str
-    implementation: Literal["quire", "transformers"]
+    config: ModelConfig
     dtype: torch.dtype
-    vocab_size: int
     context_len: int
     weight_bytes: int
-    pooler: PoolerSpec | None = None
-    speech: SpeechToTextSpec | None = None
-    audio: AudioInfo | None = None
-    pictures: PictureFacts | None = None
-    streaming: Streams | None = None
     adapters: Mapping[int, Adapter] = field(default_factory=dict)
     item_lora_id: int | None = None
     picture_lora_id: int | None = None
 
-    def kind(self, context_len: int) -> ModelKind:
-        """Return what the model does. `context_len`: tokens of the longest sequence."""
-        if self.speech is not None:
-            return structs.replace(self.speech.info, max_output_tokens=context_len)
-        if self.pooler is not None:
-            assert isinstance(self.model, Transformer | TextEncoder | DualEncoder)
-            return self.pooler.facts(self.model.hidden_size, self.vocab_size)
-        return self.streaming or Generates(audio=self.audio)
+    @property
+    def vocab_size(self) -> int:
+        """Tokens of the vocabulary."""
+        return self.config.sizes.vocab
+
+    @property
+    def pooler(self) -> PoolerSpec | None:
+        """How the model pools; None if it generates."""
+        return self.config.facts.pooler
+
+    @property
+    def speech(self) -> SpeechToTextSpec | None:
+        """Facts about a model that only transcribes; None for others."""
+        return self.config.facts.speech
+
+    @property
+    def audio(self) -> AudioInfo | None:
+        """Facts about a language model that reads audio; None for others."""
+        return self.config.facts.audio
+
+    @property
+    def pictures(self) -> PictureFacts | None:
+        """Facts about a model that reads pictures; None for others."""
+        return self.config.facts.pictures
+
+    @property
+    def streaming(self) -> Streams | None:
+        """Facts about a model that transcribes audio while it arrives; None for others."""
+        return self.config.facts.streaming
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,28 +216,10 @@ class _Load:
             else:
                 filler.fill(tensors(progress))
 
-    def loaded(
-        self,
-        model: Decoder | Encoder | CTCModel | TransducerModel | DualEncoder,
-        vocab: int,
-        context_len: int,
-    ) -> LoadedModel:
+    def loaded(self, model: Decoder | Encoder | CTCModel | TransducerModel | DualEncoder) -> LoadedModel:
         """The model, whose weights are filled, with its facts."""
-        facts = self.config.facts
-        return LoadedModel(
-            model.eval(),
-            self.config.model_type,
-            "quire",
-            self.dtype,
-            vocab,
-            context_len,
-            bytes_of(model),
-            facts.pooler,
-            facts.speech,
-            facts.audio,
-            facts.pictures,
-            facts.streaming,
-        )
+        context_len = self.config.context_len(self.options.max_model_len)
+        return LoadedModel(model.eval(), self.config, self.dtype, context_len, bytes_of(model))
 
 
 def load_model(
@@ -364,14 +351,7 @@ def _open_checkpoint(
 
 def _with_pictures_of_stage(config: ModelConfig, placement: Placement) -> ModelConfig:
     """The config of a rank: each of the first stage has the whole tower, and the other stages do not need it."""
-    spec, pictures = config.spec, config.facts.pictures
-    if pictures is None or not isinstance(spec, DecoderSpec):
-        return config
-    layers = len(stage_layers(len(spec.layers), 0, placement.stages))
-    if pictures.levels > layers:
-        return config.without_pictures(
-            f"levels of embeddings are added behind {pictures.levels} layers, but the first pipeline stage has {layers}"
-        )
+    config = with_pictures_of_stages(config, placement.stages)
     return config if placement.is_first_stage else replace(config, facts=replace(config.facts, pictures=None))
 
 
@@ -383,7 +363,7 @@ def _load_with_transformers(load: _Load) -> LoadedModel:
     check_class(config)
     text = config.get_text_config()
     _check_layers(getattr(text, "num_hidden_layers", 0), load.checkpoint)
-    context_len = _context_len(load.options, _max_positions(text))
+    context_len = load.config.context_len(load.options.max_model_len)
     if load.config.refusal is not None:
         logger.warning(
             "Quire's decoder does not support this config (%s): transformers' implementation runs it, which is slower",
@@ -392,7 +372,7 @@ def _load_with_transformers(load: _Load) -> LoadedModel:
     with load.bar(total) as progress:
         model = load_transformers_model(load.folder, config, load.dtype, load.target.torch_device)
         progress(total)
-    return LoadedModel(model, config.model_type, "transformers", load.dtype, text.vocab_size, context_len, total)
+    return LoadedModel(model, load.config, load.dtype, context_len, total)
 
 
 def _load_transformers_encoder(load: _Load, hf_config: Any, pooler: PoolerSpec) -> LoadedModel:
@@ -413,15 +393,15 @@ def _load_transformers_encoder(load: _Load, hf_config: Any, pooler: PoolerSpec) 
     heads = nn.ModuleDict({"heads": model.pooler_heads})
     WeightFiller(heads, WeightNames(())).fill(_extra_weights(load.folder, pooler))
     heads.to(device)
-    text = hf_config.get_text_config()
-    longest = position_limit(model) or _max_positions(text)
-    context_len = _shortened(load, _sentence_limit(load.folder, longest))
-    return LoadedModel(model, hf_config.model_type, "transformers", dtype, text.vocab_size, context_len, total, pooler)
+    model_config, learned = load.config, position_limit(model)
+    if learned is not None:
+        model_config = replace(model_config, sizes=replace(model_config.sizes, positions=learned))
+    return LoadedModel(model, model_config, dtype, model_config.context_len(load.options.max_model_len), total)
 
 
 def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: RankGroups | None) -> LoadedModel:
     folder, config, checkpoint, dtype = load.folder, load.config, load.checkpoint, load.dtype
-    context_len = _transformer_context_len(load, spec)
+    config.context_len(load.options.max_model_len)  # before weights are read in vain
     check_acts(spec, *(() if config.facts.pooler is None else config.facts.pooler.acts))
     encoder = spec.encoder if isinstance(spec, DecoderSpec) else None
     _check_layers(len(spec.layers) + (0 if encoder is None else len(encoder.layers)), checkpoint)
@@ -473,7 +453,7 @@ def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: Rank
         vision.check()
     if scales is not None:
         scales.apply(model)
-    loaded = load.loaded(model, spec.vocab, context_len)
+    loaded = load.loaded(model)
     if not loaders:
         return loaded
     model.num_adapters = max(loaders) + 1
@@ -519,20 +499,6 @@ def _composite_shell(folder: Path, config: ModelConfig, options: ModelOptions) -
 
     reads_pictures = config.facts.pictures is not None
     return CompositeShell(read_config(folder, options.hf_overrides), reads_pictures=reads_pictures)
-
-
-def _transformer_context_len(load: _Load, spec: DecoderSpec | EncoderSpec) -> int:
-    longest = _sentence_limit(load.folder, spec.max_positions)
-    return _shortened(load, longest) if isinstance(spec, EncoderSpec) else _context_len(load.options, longest)
-
-
-def _shortened(load: _Load, longest: int) -> int:
-    """The context length of an encoder; --max-model-len beyond its positions is reduced, as in vLLM."""
-    requested = load.options.max_model_len
-    if requested is not None and requested > longest:
-        logger.info("max_model_len is %d, not %d: %s has no positions beyond it", longest, requested, load.folder.name)
-        return longest
-    return _context_len(load.options, longest)
 
 
 def _empty_model(spec: DecoderSpec | EncoderSpec, groups: RankGroups | None, dtype: torch.dtype) -> Decoder | Encoder:
@@ -588,8 +554,7 @@ def _load_audio_model(load: _Load, spec: CTCSpec | TransducerSpec) -> LoadedMode
         model, names, options.online_quantization, exact_inputs=load.has_exact_inputs, on_packed=load.on_packed
     )
     load.fill(filler, lambda progress: names.prepare(checkpoint.tensors(load.dtype, progress)))
-    longest = encoder.max_positions
-    return load.loaded(model, spec.vocab, longest if isinstance(spec, CTCSpec) else _context_len(options, longest))
+    return load.loaded(model)
 
 
 def _load_dual_encoder(load: _Load, spec: DualEncoderSpec) -> LoadedModel:
@@ -612,7 +577,7 @@ def _load_dual_encoder(load: _Load, spec: DualEncoderSpec) -> LoadedModel:
     names = weight_names(spec, facts)
     filler = WeightFiller(model, names, on_packed=load.on_packed)
     load.fill(filler, lambda progress: names.prepare(checkpoint.tensors(load.dtype, progress)))
-    return load.loaded(model, spec.vocab, _shortened(load, spec.max_positions))
+    return load.loaded(model)
 
 
 def _check_exact_inputs(quantization: str, dtype: torch.dtype, device: torch.device) -> None:
@@ -626,12 +591,6 @@ def _check_exact_inputs(quantization: str, dtype: torch.dtype, device: torch.dev
             f"--quantization {quantization} rounds inputs on GPUs, where --activation-quantization none works with "
             "--quantization int4"
         )
-
-
-def _sentence_limit(folder: Path, positions: int) -> int:
-    """Tokens of the longest input: sentence-transformers may allow fewer than there are positions."""
-    max_tokens = read_json(folder / "sentence_bert_config.json", BrokenFolder).get("max_seq_length")
-    return min(positions, max_tokens) if type(max_tokens) is int and max_tokens > 0 else positions
 
 
 def _with_head(spec: DecoderSpec, checkpoint: Checkpoint, pooler: PoolerSpec | None) -> DecoderSpec:
@@ -722,22 +681,3 @@ def computed_dtype(options: ModelOptions, checkpoint: Checkpoint, target: LoadTa
     if widened:
         logger.warning("--dtype float16 is slow on CPUs: %s is used instead", str(fast).removeprefix("torch."))
     return fast
-
-
-def _context_len(options: ModelOptions, trained: int) -> int:
-    requested = options.max_model_len
-    if trained < 1:
-        raise UnsupportedModel(f"the model's config.json gives a context length of {trained}, but it must be above 0")
-    if requested is not None and requested > trained:
-        raise UnsupportedModel(f"--max-model-len is {requested}, but the model supports at most {trained} tokens")
-    return requested or trained
-
-
-def _max_positions(config: Any) -> int:
-    """Context length of a config that may say it in one of several ways."""
-    if getattr(config, "rope_parameters", None):
-        return max_positions(config)
-    for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"):
-        if isinstance(value := getattr(config, name, None), int):
-            return value
-    raise UnsupportedModel("the model's config.json gives no maximum context length (such as max_position_embeddings)")

@@ -15,6 +15,9 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, Literal
 
+from msgspec import structs
+
+from quire.engine.client.model_info import Generates, ModelKind, Pools
 from quire.engine.models.config.checks import check_acts, check_raw, check_spec
 from quire.engine.models.config.pooling import PoolingOptions, read_dual_pooler, read_pooler
 from quire.engine.models.config.quantization import quantization_section
@@ -40,7 +43,8 @@ from quire.engine.models.family import (
     TwoTowers,
 )
 from quire.engine.models.registry import broken_families, family_of, spec_of, text_config_of, with_known_type
-from quire.engine.models.specs.decoder import DecoderSpec, EncoderSpec
+from quire.engine.models.sizes import UNKNOWN_SIZES, Sizes, sizes_in_transformers, sizes_of
+from quire.engine.models.specs.decoder import CTCSpec, DecoderSpec, EncoderSpec, TransducerSpec
 from quire.engine.models.specs.dual_encoder import DualEncoderSpec
 from quire.engine.models.specs.pooler import NO_HEADS, HeadReaders, PoolerSpec
 
@@ -70,6 +74,7 @@ class ModelConfig:
             tried; None if there is no such reason.
         task_adapter: adapter that is merged into the weights; None: there is none.
         text_only: why a model that reads pictures reads text only; None: it reads them, or was never meant to.
+        sizes: those that prompts and results depend on.
     """
 
     model_type: str
@@ -81,6 +86,7 @@ class ModelConfig:
     refusal: str | None = None
     task_adapter: TaskAdapter | None = None
     text_only: str | None = None
+    sizes: Sizes = UNKNOWN_SIZES
 
     def without_pictures(self, reason: str) -> ModelConfig:
         """The config without the part that reads pictures, if it has one."""
@@ -92,6 +98,95 @@ class ModelConfig:
     def unsupported(self) -> str:
         """What Quire's implementation does not support, for errors, where transformers' own runs the model."""
         return self.model_type if self.refusal is None else f"this {self.model_type} ({self.refusal})"
+
+    @property
+    def implementation(self) -> Literal["quire", "transformers"]:
+        """What runs the model."""
+        return "transformers" if self.spec is None else "quire"
+
+    @property
+    def reads_prompts_at_once(self) -> bool:
+        """Whether one step computes all tokens of a prompt, as they attend to each other in both directions."""
+        return isinstance(self.spec, DecoderSpec) and self.spec.prefix_lm
+
+    def context_len(self, requested: int | None) -> int:
+        """Return the tokens of the longest sequence; a KV cache may have room for fewer.
+
+        `requested`: --max-model-len. Of a model that pools it is reduced to what there are positions for, as in vLLM.
+
+        Raises:
+            UnsupportedModel: it is more than the model has, or the config does not say how much that is.
+        """
+        trained = self.sizes.longest
+        if trained is None:
+            raise UnsupportedModel(
+                "the model's config.json gives no maximum context length (such as max_position_embeddings)"
+            )
+        if trained < 1:
+            raise UnsupportedModel(
+                f"the model's config.json gives a context length of {trained}, but it must be above 0"
+            )
+        if requested is None or isinstance(self.spec, CTCSpec):
+            return trained
+        if requested <= trained:
+            return requested
+        pools = self.facts.pooler is not None and not isinstance(self.spec, DecoderSpec)
+        if not pools:
+            raise UnsupportedModel(f"--max-model-len is {requested}, but the model supports at most {trained} tokens")
+        logger.info("max_model_len is %d, not %d: the model has no positions beyond it", trained, requested)
+        return trained
+
+    def within_step(self, context_len: int, requested: int | None, step: int) -> int:
+        """Return the context length of a model that pools, if one step computes all tokens of a prompt.
+
+        A model that generates has a longer context: see `Generates.longest_prompt`.
+
+        Args:
+            context_len: that of the model.
+            requested: --max-model-len.
+            step: most tokens of a step.
+
+        Raises:
+            UnsupportedModel: more was requested than a step has.
+        """
+        if self.facts.pooler is None or not self.reads_prompts_at_once or context_len <= step:
+            return context_len
+        reason = "one step computes all tokens of a prompt, as they attend to each other in both directions"
+        if requested is not None:
+            raise UnsupportedModel(
+                f"--max-model-len {requested} is more than --max-num-batched-tokens {step}: {reason}"
+            )
+        logger.warning("max_model_len is %d instead of %d: %s (--max-num-batched-tokens)", step, context_len, reason)
+        return step
+
+    def kind(self, context_len: int, step: int) -> ModelKind:
+        """Return what the model does. An item may be as long as the context: an engine may have room for less.
+
+        Args:
+            context_len: tokens of the longest sequence.
+            step: most tokens of a step.
+        """
+        facts, kind = self.facts, self._kind_of_text(context_len, step)
+        if facts.pictures is None or not isinstance(kind, Generates | Pools):
+            return kind
+        info = facts.pictures.info
+        if isinstance(self.spec, DecoderSpec):
+            size = self.sizes.hidden * (1 + facts.pictures.levels)
+            info = structs.replace(info, item_tokens=context_len, embedding_size=size)
+        elif isinstance(kind, Pools):
+            info = structs.replace(info, embedding_size=kind.embedding_size)
+        return structs.replace(kind, pictures=info)
+
+    def _kind_of_text(self, context_len: int, step: int) -> ModelKind:
+        """What the model does, apart from pictures."""
+        facts = self.facts
+        if facts.speech is not None:
+            return structs.replace(facts.speech.info, max_output_tokens=context_len)
+        if facts.pooler is not None:
+            return facts.pooler.facts(self.sizes.hidden, self.sizes.vocab)
+        if facts.streaming is not None:
+            return facts.streaming
+        return Generates(audio=facts.audio, longest_prompt=step if self.reads_prompts_at_once else None)
 
 
 def read_model_config(
@@ -118,6 +213,22 @@ def read_model_config(
         UnsupportedModel: the checkpoint's quantization or an option of its architecture is not supported, or the model
             cannot do the task.
     """
+    config = _read(folder, implementation, overrides, pooling, language_model_only=language_model_only)
+    sizes = config.sizes if config.spec is None else sizes_of(config.spec)
+    if not isinstance(config.spec, CTCSpec | TransducerSpec | DualEncoderSpec):
+        sizes = sizes.with_limit_in(folder)
+    return replace(config, sizes=sizes)
+
+
+def _read(
+    folder: Path,
+    implementation: ModelImplementation,
+    overrides: Mapping[str, Any],
+    pooling: PoolingOptions,
+    *,
+    language_model_only: bool,
+) -> ModelConfig:
+    """Read a config as `read_model_config` does. Sizes are those of models that transformers runs only."""
     modules = read_modules(folder)
     if modules is not None and modules.static is not None:
         return _static_config(folder, modules.static, overrides, pooling)
@@ -149,11 +260,13 @@ def read_model_config(
         return _with_pictures(known, folder, config, tower, spec)
     quantization, extra = quantization_section(config, folder), _extra_layers(config)
     if refusal is None and (pooler := _pooler_of_transformers(folder, config, pooling)) is not None:
-        return ModelConfig(config.model_type, None, extra, quantization, Facts(pooler=pooler))
+        sizes = sizes_in_transformers(config)
+        return ModelConfig(config.model_type, None, extra, quantization, Facts(pooler=pooler), sizes=sizes)
     if getattr(config, "is_encoder_decoder", False):
         raise UnknownArchitecture(f"{config.model_type} has an encoder, which only Quire's own implementation can run")
     _check_generates(config, pooling)
-    return ModelConfig(config.model_type, None, extra, quantization, refusal=refusal)
+    sizes = sizes_in_transformers(config)
+    return ModelConfig(config.model_type, None, extra, quantization, refusal=refusal, sizes=sizes)
 
 
 def _known_config(

@@ -19,10 +19,13 @@ class BlockGroups:
         windows: of each group whose blocks grow with a sequence, the number of positions that a token attends to, its
             own included; None: all.
         state_blocks: blocks of the states of a sequence, whatever its length.
+        kept_blocks: last blocks that are out of sight of a sequence and that it holds: a decoder that reads its blocks
+            begins at the start of a block, whose tokens attend to them.
     """
 
     windows: tuple[int | None, ...] = (None,)
     state_blocks: int = 0
+    kept_blocks: int = 0
 
     def most_blocks(self, length: int, step: int, block_size: int) -> int:
         """Return the most blocks that a sequence holds.
@@ -33,7 +36,10 @@ class BlockGroups:
             block_size: tokens of a block.
         """
         whole = -(-length // block_size)
-        in_sight = (whole if window is None else -(-(window - 1 + step) // block_size) + 1 for window in self.windows)
+        more = 1 + self.kept_blocks
+        in_sight = (
+            whole if window is None else -(-(window - 1 + step) // block_size) + more for window in self.windows
+        )
         return self.state_blocks + sum(min(whole, count) for count in in_sight)
 
     def longest(self, blocks: int, longest: int, step: int, block_size: int) -> int:
@@ -75,7 +81,7 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class LackingBlock:
-    """A block that a tier has, and the pool has not."""
+    """A block that a source has, and the pool has not."""
 
     index: int
     group: int
@@ -83,13 +89,13 @@ class LackingBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class TierPrefix:
-    """The beginning of a request that is cached in memory and in a tier.
+class LoadablePrefix:
+    """The beginning of a request that is cached in memory and in a source.
 
     Attributes:
         count: its length in blocks.
         held: those in memory that are in sight.
-        lacking: those that are in the tier alone, the first ones of the sequence first.
+        lacking: those that are in the source alone, the first ones of the sequence first.
     """
 
     count: int
@@ -141,22 +147,26 @@ class BlockTables:
             unseen[group] = self._first_seen(request, count * self._pool.block_size, window)
         return Prefix(count, tables or [[] for _ in unseen], unseen)
 
-    def match_tier(self, request: Request, cached: Prefix, has: Callable[[BlockHash], bool]) -> TierPrefix | None:
-        """Return the longest prefix that is cached in memory or in a tier; None: it is no longer than in memory.
+    def match_loadable(
+        self, request: Request, cached: Prefix, has: Callable[[BlockHash], bool], longest: int | None = None
+    ) -> LoadablePrefix | None:
+        """Return the longest prefix that is cached in memory or in a source; None: it is no longer than in memory.
 
         Args:
             request: it has no blocks.
             cached: what `match` returns.
-            has: whether the tier has the block with a key.
+            has: whether the source has the block with a key.
+            longest: tokens that the source has at most; None: any number.
         """
-        if self._hasher is None or request.max_cached_tokens <= 0:
+        tokens = request.max_cached_tokens if longest is None else min(request.max_cached_tokens, longest)
+        if self._hasher is None or tokens <= 0:
             return None
 
         def is_cached(key: BlockHash) -> bool:
             return self._pool.has(key) or has(key)
 
         size = self._pool.block_size
-        hashes = request.block_hashes(size, self._hasher)[: request.max_cached_tokens // size]
+        hashes = request.block_hashes(size, self._hasher)[: tokens // size]
         count = len(hashes)
         for group in self._full:  # which have all blocks before
             ends = (index for index in range(cached.count, count) if not is_cached(group_key(hashes[index], group)))
@@ -176,7 +186,7 @@ class BlockTables:
                     held += (blocks := self._pool.match([key]))
                     if not blocks:
                         lacking.append(LackingBlock(index, group, key))
-        return TierPrefix(count, held, lacking)
+        return LoadablePrefix(count, held, lacking)
 
     def keys_in_sight(self, request: Request, prefix: Prefix) -> list[BlockHash]:
         """Return the keys of the blocks of a prefix that are held, the first ones of the sequence first."""
@@ -189,7 +199,7 @@ class BlockTables:
         ]
 
     def register(self, request: Request, lacking: Iterable[LackingBlock], blocks: Iterable[int]) -> None:
-        """Register blocks that were read from a tier for a request, and hold what they lacked."""
+        """Register blocks that were read from a source for a request, and hold what they lacked."""
         assert self._hasher is not None
         size = self._pool.block_size
         hashes = request.block_hashes(size, self._hasher)
@@ -258,8 +268,9 @@ class BlockTables:
 
     def drop_unseen(self, request: Request) -> None:
         """Give back the blocks that no further token of a request attends to."""
+        start = max(0, request.num_computed_tokens - self._groups.kept_blocks * self._pool.block_size)
         for group, window in self._windows:
-            first, unseen = self._first_seen(request, request.num_computed_tokens, window), request.unseen[group]
+            first, unseen = self._first_seen(request, start, window), request.unseen[group]
             if first > unseen:
                 self._pool.release(request.tables[group][unseen:first])
                 request.unseen[group] = first
@@ -312,7 +323,8 @@ class BlockTables:
     def record(self, request: Request, hit: int, stats: StepStats, *, has_tier: bool) -> None:
         """Count the tokens that a request has found, when it enters the batch for the first time.
 
-        `has_tier`: those that were not in memory were looked up in a tier.
+        `has_tier`: those that were not in memory were looked up in a tier. Where something was loaded, they were in any
+        case.
         """
         if request.cached_tokens is None:
             request.cached_tokens = hit
@@ -321,7 +333,7 @@ class BlockTables:
             if self._hasher is not None:
                 stats.prefix_queries += len(request.tokens)
                 stats.prefix_hits += in_memory
-            if has_tier:
+            if has_tier or request.found_in_memory is not None:
                 stats.external_queries += len(request.tokens) - in_memory
                 stats.external_hits += request.loaded_tokens
 

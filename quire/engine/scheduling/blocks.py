@@ -120,6 +120,11 @@ class BlockPool:
         """Return whether a block is cached."""
         return key in self._by_hash
 
+    def computed(self, key: BlockHash) -> int | None:
+        """Return the cached block with a key, once the step that fills it has ended; None: there is none."""
+        block = self._by_hash.get(key)
+        return None if block is None or block in self._filling else block
+
     def can_take(self, matched: Sequence[int], fresh: int) -> bool:
         """Whether `acquire(matched)` followed by `allocate(fresh)` would succeed."""
         free_matches = sum(1 for block in matched if self._refs[block] == 0)

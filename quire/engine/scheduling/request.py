@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from quire.engine.client.kv_transfer import RemoteBlocks
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import (
     AudioItem,
@@ -107,6 +108,9 @@ class Request:
         held_back: tokens at the end that are not computed yet: 1 while more of the prompt may follow, or the picture at
             the end that is computed as a whole; else 0.
         bidirectional: see `SchedulerLimits`.
+        flow: see `RequestFields`.
+        is_held: its blocks are kept for a decoder when it ends.
+        remote: blocks of its prompt in another engine, which are not read yet; None: there are none.
     """
 
     id: str
@@ -150,6 +154,9 @@ class Request:
     steps_to_discard: int = 0
     held_back: int = 0
     bidirectional: Bidirectional | None = None
+    flow: str = ""
+    is_held: bool = False
+    remote: RemoteBlocks | None = None
     generates: bool = field(init=False)
     wants_prompt_logprobs: bool = field(init=False)
 

@@ -23,10 +23,13 @@ from quire.engine.client.protocol import (
     RequestOutput,
     StepStats,
 )
+from quire.engine.scheduling.block_loads import BlockLoads, EndedLoad
+from quire.engine.scheduling.block_source import RemoteLoading
 from quire.engine.scheduling.block_tables import ONE_GROUP, BlockGroups, BlockTables
 from quire.engine.scheduling.blocks import BlockPool, FilledBlock
 from quire.engine.scheduling.cross_attention import CrossAttentionBlocks
 from quire.engine.scheduling.drafter import Drafter
+from quire.engine.scheduling.held_blocks import HeldBlocks
 from quire.engine.scheduling.items import EncoderCache, PlaceholderRanges
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.open_requests import OpenRequests
@@ -35,7 +38,6 @@ from quire.engine.scheduling.plan import ScheduledSequence, StepPlan, StepResult
 from quire.engine.scheduling.request import Hasher, Request, token_array
 from quire.engine.scheduling.speculation import Speculation
 from quire.engine.scheduling.tier_blocks import BlockTier, LoadRule
-from quire.engine.scheduling.tier_loads import TierLoads
 from quire.engine.scheduling.waiting import WaitingQueue
 
 _SORT_KEY = attrgetter("sort_key")
@@ -88,6 +90,8 @@ class Scheduler:
         fair: bool = False,
         tier: BlockTier | None = None,
         load_rule: LoadRule | None = None,
+        remote: RemoteLoading | None = None,
+        held: HeldBlocks | None = None,
     ) -> None:
         """Make a scheduler without requests.
 
@@ -100,6 +104,8 @@ class Scheduler:
             fair: the flows of requests share the engine, instead of running in order of arrival.
             tier: has blocks that are not in memory; None: there is none.
             load_rule: when they are loaded; given with a tier.
+            remote: how blocks of other engines are loaded; None: they are not.
+            held: keeps blocks for other engines; None: none are kept.
         """
         self.limits = limits
         self.pool = pool
@@ -107,10 +113,10 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._open = OpenRequests()
         self._tables = BlockTables(pool, groups, hasher)
-        self.loads: TierLoads | None = None
-        if tier is not None:
-            assert load_rule is not None
-            self.loads = TierLoads(tier, load_rule, pool, self._tables)
+        self.loads: BlockLoads | None = None
+        if tier is not None or remote is not None:
+            self.loads = BlockLoads(pool, self._tables, tier, load_rule, remote)
+        self.held = held
         self._cross_attention = CrossAttentionBlocks(pool, hasher, limits.convolutions)
         self._speculation = Speculation(limits, self._tables)
         self._encoder_cache = EncoderCache(limits.encoder_cache_size, limits.encoder_compute_budget, limits.pixel_cost)
@@ -149,6 +155,9 @@ class Scheduler:
             held_back=int(message.open),
             bidirectional=self.limits.bidirectional,
             first_keys=[message.cache_salt] if message.cache_salt else [],
+            flow=message.flow,
+            is_held=message.is_held,
+            remote=message.remote,
         )
         if self.limits.encoder_cache_size:
             # As for prefixes: without a hasher nothing is shared.
@@ -260,6 +269,8 @@ class Scheduler:
                 outputs.append(output := live_request.take_sampled(sampled, self.limits.max_model_len))
                 plan.stats.step_tokens += len(output.token_ids)
                 if output.finish_reason is not None:
+                    if live_request.is_held and self.held is not None:
+                        output.kept = self.held.hold(live_request)
                     self._leave(live_request)
         outputs += [self._finish_pooling(live[name], data) for name, data in result.pooled.items() if name in live]
         self.pool.end_step()
@@ -308,6 +319,8 @@ class Scheduler:
         if self.loads is not None:
             for request in self.loads.abandon_all():
                 self._waiting.push(request)
+        if self.held is not None:
+            self.held.clear()
         for request in self._running.copy():
             if preempt:
                 self._preempt(request)
@@ -315,11 +328,23 @@ class Scheduler:
                 request.leave_prefix_cache(self._hasher)
         self.pool.evict_all()
 
-    def end_loads(self) -> None:
-        """Queue the requests again that have waited for blocks of a tier, which are there or will not come."""
-        if self.loads is not None:
-            for request in self.loads.take_ended():
-                self._waiting.push(request)
+    def end_loads(self) -> list[EndedLoad]:
+        """Queue the requests again that have waited for blocks, which are there or will not come; returns the loads.
+
+        Requests whose blocks another engine did not send are dropped, unless they are to be computed.
+        """
+        ended = [] if self.loads is None else self.loads.take_ended()
+        for load in ended:
+            if load.failure is None or self.recomputes:
+                self._waiting.push(load.request)
+            else:
+                self._leave(load.request)
+        return ended
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether requests are computed whose blocks another engine did not send."""
+        return self.loads is not None and self.loads.recomputes
 
     def reset_encoder_cache(self) -> None:
         """Let items be encoded anew. No step is in flight."""
@@ -333,6 +358,8 @@ class Scheduler:
         stats.running, stats.waiting = len(self._running), len(self._requests) - len(self._running)
         stats.deferred = len(self._open.waiting_for_input) + self._num_loading
         stats.blocks_used, stats.blocks_total = self.pool.num_used, self.pool.num_blocks
+        if self.held is not None:
+            stats.held_blocks = self.held.num_blocks
         if self.pool.residency is not None:
             self.pool.residency.report(stats)
         return stats
@@ -346,6 +373,9 @@ class Scheduler:
             self.loads.check()
             encoded += self.loads.held()
             loading = {request.id for request in self.loads}
+        if self.held is not None:
+            self.held.check()
+            encoded += self.held.held()
         running = {request.id for request in self._running}
         self._tables.check(requests, running, encoded)
         waiting_for_input = self._open.waiting_for_input
@@ -399,6 +429,8 @@ class Scheduler:
         needed = self._tables.missing(request, request.num_computed_tokens + count)
         while needed > self.pool.num_free:
             victim = self._running[-1]
+            if len(self._running) == 1 and self._end_hold():
+                continue
             self._preempt(victim)
             victim.preemptions += 1
             plan.stats.preemptions += 1
@@ -420,9 +452,15 @@ class Scheduler:
             prefix = self._tables.match(request)
             computed = prefix.count * self.pool.block_size
             left = len(request.tokens) - request.held_back - computed
-            if self.loads is not None and not request.held_back and self.loads.begin(request, prefix):
-                self._waiting.pop()
-                continue
+            if self.loads is not None and not request.held_back:
+                beginning = self.loads.begin(request, prefix)
+                while beginning == "has no room" and self._reclaim():
+                    beginning = self.loads.begin(request, prefix)
+                if beginning == "waits":
+                    self._waiting.pop()
+                    continue
+                if beginning == "has no room":
+                    return
             if left <= 0:
                 self._waiting.pop()
                 self._open.waiting_for_input.add(request.id)
@@ -438,7 +476,7 @@ class Scheduler:
                 encoded -= request.cross_attention.length
                 fresh += self.pool.blocks_for(request.cross_attention.length)
             while not self.pool.can_take([*prefix.held, *cross], fresh):
-                if not self._preempt_idle():
+                if not self._reclaim():
                     return
             if count == 0:
                 self._postpone(request, self._span_left(request, computed))
@@ -452,7 +490,7 @@ class Scheduler:
             self._tables.enter(request, prefix)
             request.prompt_logprobs = [None] if request.wants_prompt_logprobs else []
             request.mark_scheduled()
-            self._tables.record(request, computed, plan.stats, has_tier=self.loads is not None)
+            self._tables.record(request, computed, plan.stats, has_tier=self.loads is not None and self.loads.has_tier)
             if self.loads is not None and prefix.count:
                 self.loads.touch(request, prefix)
             entered = (
@@ -493,6 +531,14 @@ class Scheduler:
         if idle is not None:
             self._preempt(idle)
         return idle is not None
+
+    def _reclaim(self) -> bool:
+        """Free some blocks for a request that waits; False: there are none that could be freed."""
+        return self._preempt_idle() or (not self._running and not self._num_loading and self._end_hold())
+
+    def _end_hold(self) -> bool:
+        """Give back blocks that are kept for another engine, as nothing else can run without them."""
+        return self.held is not None and self.held.end_one()
 
     def _schedule_sequence(
         self,

@@ -9,20 +9,12 @@ from typing import NamedTuple, Protocol
 from typing_extensions import override
 
 from quire.engine.scheduling.block_observer import BlockObserver, StoredBlock
+from quire.engine.scheduling.block_source import BlockSource
 from quire.engine.scheduling.request import BlockHash
 
 
-class BlockTier(Protocol):
-    """What the scheduler asks of a tier. Nothing waits for the tier."""
-
-    def has(self, key: BlockHash) -> bool:
-        """Return whether a block is probably there."""
-
-    def load(self, serial: int, keys: Sequence[BlockHash]) -> None:
-        """Begin to read blocks."""
-
-    def cancel(self, serial: int) -> None:
-        """Read no more blocks of a load."""
+class BlockTier(BlockSource, Protocol):
+    """What the scheduler asks of a tier, which keeps what is computed here."""
 
     def touch(self, keys: Sequence[BlockHash]) -> None:
         """Note that blocks were used."""

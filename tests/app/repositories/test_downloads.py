@@ -135,6 +135,16 @@ def test_both_formats(hub: Hub, gguf_file: bytes) -> None:
     assert hub.names_sent == {"config.json", "tokenizer.json"}
 
 
+def test_a_model_whose_weights_are_not_read_is_downloaded_without_them(hub: Hub) -> None:
+    small = some_files("config.json", "tokenizer.json", "1_Pooling/config.json", "speech-lora/adapter_config.json")
+    small["modules.json"] = json.dumps([{"path": "", "type": "t"}, {"path": "1_Pooling", "type": "p"}])
+    hub.add("some/large", {**small, **some_files("model.safetensors", "speech-lora/adapter_model.safetensors")})
+    folder = find_folder("some/large", Lookup(with_weights=False))
+    assert hub.names_sent == set(small)
+    assert find_folder("some/large", Lookup(with_weights=False)) == folder
+    assert (find_folder("some/large", _ANY) / "model.safetensors").exists()
+
+
 def test_offline_takes_the_quantization_that_is_there(
     hub: Hub, gguf_file: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import threading
 
 import msgspec
 import numpy as np
@@ -148,3 +149,15 @@ async def test_all_address_schemes_send_in_both_directions(scheme: str) -> None:
             front.send(Ping(1))
             assert await asyncio.to_thread(core.receive, 5.0) == Ping(1)
             assert core.receive(0.0) is None
+
+
+def test_a_core_that_waits_is_woken() -> None:
+    with CoreChannel("inproc://nobody") as channel:
+        wake = channel.waker()
+        for _ in range(3):
+            wake()
+        assert channel.receive(None) is None
+        assert channel.receive(0.001) is None  # it was woken once for all three
+        threading.Timer(0.01, wake).start()
+        assert channel.receive(None) is None
+    wake()  # a thread may not know that the channel is closed

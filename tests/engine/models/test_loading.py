@@ -246,7 +246,7 @@ def test_a_context_length_above_the_models_is_rejected(folder: Path) -> None:
 
 
 def test_the_fallback_can_be_requested(folder: Path) -> None:
-    assert load(folder, model_impl="transformers").implementation == "transformers"
+    assert load(folder, model_impl="transformers").config.implementation == "transformers"
 
 
 def test_rope_types_that_depend_on_the_batch_are_rejected_for_the_fallback(tmp_path: Path) -> None:

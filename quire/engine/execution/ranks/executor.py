@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from dataclasses import dataclass
 
@@ -65,7 +66,8 @@ class ShardedExecutor(Executor):
     @override
     def close(self) -> None:
         self._inner.close()
-        self._workers.close()
+        error = sys.exception()  # what has ended the core, if it closes because of an error
+        self._workers.close("" if error is None else str(error) or type(error).__name__)
         self._groups.close()
 
     def _finish_steps_of(self, removed: set[str]) -> None:

@@ -44,10 +44,17 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """The worker has loaded its part of the model. `state_blocks`: blocks of the states of a sequence on this rank."""
+    """The worker has loaded its part of the model.
+
+    Attributes:
+        weight_bytes: of the part.
+        state_blocks: blocks of the states of a sequence on this rank.
+        dtype: in which the rank runs the model.
+    """
 
     weight_bytes: int
     state_blocks: int
+    dtype: str
 
 
 class Counted(msgspec.Struct, frozen=True, tag=True):
@@ -74,6 +81,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 Message = TypeVar("Message", bound=msgspec.Struct)
+_MAX_STEP = 4 << 30  # bytes; a step has prompts and pixels of pictures
+MAX_REPLY = 1 << 20  # bytes of what a worker sends
 RankCommand = UpdateWeights | StartProfile | StopProfile
 ToWorker = Connect | Allocate | RunStep | RankCommand | Stop
 FromWorker = Loaded | Counted | Ready | CommandEnded | Failed
@@ -82,9 +91,16 @@ FromWorker = Loaded | Counted | Ready | CommandEnded | Failed
 class RankChannel:
     """One end of the connection between the core and a worker."""
 
-    def __init__(self, connection: Connection, received: Any) -> None:
-        """`received`: the union of the messages that arrive at this end."""
+    def __init__(self, connection: Connection, received: Any, max_bytes: int = _MAX_STEP) -> None:
+        """A channel.
+
+        Args:
+            connection: this end of a pipe or of a TCP connection.
+            received: the union of the messages that arrive at this end.
+            max_bytes: of a message that arrives; a longer one is an OSError.
+        """
         self.connection = connection
+        self._max_bytes = max_bytes
         self._decoder: MessageDecoder[Any] = MessageDecoder(received)
 
     def receive(self) -> Any:
@@ -92,12 +108,14 @@ class RankChannel:
 
         Raises:
             EOFError: the other end is closed, or tells this one to end.
-            OSError: the other end is closed.
+            OSError: the other end is closed, or the message is too long.
             MalformedMessage: what arrived is no message.
         """
-        frames = [self.connection.recv_bytes()]
+        left = self._max_bytes
+        frames = [self.connection.recv_bytes(left)]
         while frames[-1]:
-            frames.append(self.connection.recv_bytes())
+            left -= len(frames[-1])
+            frames.append(self.connection.recv_bytes(left))
         message = self._decoder.decode(frames[:-1])
         if isinstance(message, Stop):
             raise EOFError
@@ -114,7 +132,7 @@ class RankChannel:
             raise MalformedMessage(f"{type(message).__name__} arrived in place of {kind.__name__}")
         return message
 
-    def send(self, message: ToWorker | FromWorker) -> None:
+    def send(self, message: msgspec.Struct) -> None:
         """Send a message.
 
         Raises:
@@ -127,7 +145,7 @@ class RankChannel:
         self.connection.close()
 
 
-def send_frames(connections: list[Connection], message: ToWorker | FromWorker) -> None:
+def send_frames(connections: list[Connection], message: msgspec.Struct) -> None:
     """Encode a message once, and send it to several.
 
     Raises:

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import multiprocessing.connection
 import os
 import pickle
-import shutil
-import tempfile
+import select
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from quire.allocator import use_one_arena
 from quire.engine.client.launch import child_process, end_with_parent, forget, kill_with_process, start_without_signals
 from quire.engine.execution.ranks.errors import RankDied
-from quire.engine.execution.ranks.messages import Failed, FromWorker, RankChannel, Stop, ToWorker, send_frames
+from quire.engine.execution.ranks.messages import (
+    MAX_REPLY,
+    Failed,
+    FromWorker,
+    RankChannel,
+    Stop,
+    ToWorker,
+    send_frames,
+)
+from quire.engine.execution.ranks.nodes import JoinedNode, RemoteRank, remote_ranks
+from quire.engine.models.distributed.rendezvous import Rendezvous
 
 Reply = TypeVar("Reply", bound=FromWorker)
-RankEntry = Callable[[int, Path, Connection], None]  # runs a rank, given its index, the ranks' folder and the core
+RankEntry = Callable[[int, Rendezvous, Connection], None]  # runs a rank, given its index and the core
 _LOOK_EVERY = 0.1  # seconds between calls of `poll`
 _STOP_SECONDS = 1.0
 _VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
@@ -49,34 +55,36 @@ class RankHandle(Protocol):
         """End it by force."""
 
 
-Launcher = Callable[[RankEntry, int, Path, Connection], RankHandle]
+Launcher = Callable[[RankEntry, int, Rendezvous, Connection], RankHandle]
 
 
-def rank_process(entry: RankEntry, rank: int, folder: Path, connection: Connection) -> RankHandle:
-    """Start a process that runs a rank."""
+def rank_process(
+    entry: RankEntry, rank: int, rendezvous: Rendezvous, connection: Connection, first: int = 0
+) -> BaseProcess:
+    """Start a process that runs a rank. `first`: the first rank of this machine, which has its first GPU."""
     # The entry is pickled by itself: reading it imports torch, and before that the process has to watch the core's.
-    arguments = (pickle.dumps(entry), rank, folder, connection)
+    arguments = (pickle.dumps(entry), rank, rendezvous, connection, rank - first)
     process = child_process(_run_in_process, arguments, f"quire-rank-{rank}")
     start_without_signals(process)
     connection.close()  # the process has its own, whose end is noticed here
     return process
 
 
-def _run_in_process(entry: bytes, rank: int, folder: Path, connection: Connection) -> None:
-    end_with_parent(partial(shutil.rmtree, folder, ignore_errors=True))
+def _run_in_process(entry: bytes, rank: int, rendezvous: Rendezvous, connection: Connection, index: int) -> None:
+    end_with_parent(rendezvous.remove)
     use_one_arena()
-    os.environ[_VISIBLE_GPUS] = gpu_of_rank(rank, os.environ.get(_VISIBLE_GPUS))  # CUDA is not initialized yet
+    os.environ[_VISIBLE_GPUS] = gpu_of_rank(index, os.environ.get(_VISIBLE_GPUS))  # CUDA is not initialized yet
     run: RankEntry = pickle.loads(entry)  # noqa: S301 from our own core
-    run(rank, folder, connection)
+    run(rank, rendezvous, connection)
     os._exit(0)  # Python's own exit takes seconds with torch
 
 
 def gpu_of_rank(rank: int, visible: str | None) -> str:
-    """The GPU that the process of a rank sees: the one with its index among those that the core sees.
+    """The GPU that the process of a rank sees: the one with its index among those that its parent sees.
 
     Args:
-        rank: index of the rank.
-        visible: the core's CUDA_VISIBLE_DEVICES, None if it is not set.
+        rank: index of the rank on its machine.
+        visible: the parent's CUDA_VISIBLE_DEVICES, None if it is not set.
 
     Returns:
         The CUDA_VISIBLE_DEVICES of the rank; "" for none, on servers that run on CPUs.
@@ -91,20 +99,31 @@ class Workers:
     """Own the workers, and talk to them.
 
     Attributes:
-        folder: where the ranks find each other.
+        rendezvous: where the ranks find each other.
     """
 
-    def __init__(self, entry: RankEntry, ranks: int, launch: Launcher = rank_process) -> None:
-        """Start the workers of ranks 1 to `ranks` - 1."""
-        self.folder = Path(tempfile.mkdtemp(prefix="quire-ranks-"))
+    def __init__(
+        self,
+        entry: RankEntry,
+        ranks: int,
+        rendezvous: Rendezvous,
+        launch: Launcher = rank_process,
+        nodes: Sequence[JoinedNode] = (),
+    ) -> None:
+        """Start the workers of ranks 1 to `ranks` - 1, which are on this machine. `nodes`: have those that follow."""
+        self.rendezvous = rendezvous
         kill_with_process(self)
         self._channels: list[RankChannel] = []
         self._handles: list[RankHandle] = []
+        self._nodes = nodes
         self._closing = False
         for rank in range(1, ranks):
             server_end, worker_end = multiprocessing.Pipe()
-            self._handles.append(launch(entry, rank, self.folder, worker_end))
-            self._channels.append(RankChannel(server_end, FromWorker))
+            self._handles.append(launch(entry, rank, rendezvous, worker_end))
+            self._channels.append(RankChannel(server_end, FromWorker, MAX_REPLY))
+        for remote in remote_ranks(nodes):
+            self._handles.append(remote)
+            self._channels.append(remote.channel)
 
     def collect(self, kind: type[Reply], poll: Callable[[], None] = lambda: None) -> list[Reply]:
         """Wait for one message of a kind from each worker; `poll` is called meanwhile.
@@ -182,22 +201,29 @@ class Workers:
             raise
 
     def watch(self, on_death: Callable[[], None]) -> None:
-        """Call `on_death`, in a thread, when a worker's process has ended before `close`.
+        """Call `on_death`, in a thread, when a worker's process or connection has ended before `close`.
 
-        On GPUs a step that waits for the other rank would wait forever.
+        On GPUs, and where a machine is silent, a step that waits for the other rank would wait forever.
         """
-        sentinels = [handle.sentinel for handle in self._handles if isinstance(handle, BaseProcess)]
+        poll, is_watching = select.poll(), False
+        for handle in self._handles:
+            if isinstance(handle, BaseProcess):
+                poll.register(handle.sentinel, select.POLLIN)
+                is_watching = True
+            elif isinstance(handle, RemoteRank):
+                poll.register(handle.channel.connection.fileno(), select.POLLRDHUP)
+                is_watching = True
 
         def watch() -> None:
-            multiprocessing.connection.wait(sentinels)
+            poll.poll()
             if not self._closing:
                 on_death()
 
-        if sentinels:
+        if is_watching:
             threading.Thread(target=watch, name="quire-ranks", daemon=True).start()
 
-    def close(self) -> None:
-        """End all workers."""
+    def close(self, error: str = "") -> None:
+        """End all workers. `error`: why, for other nodes; empty: the core was told to."""
         self._closing = True
         for channel in self._channels:
             with contextlib.suppress(OSError):
@@ -210,14 +236,16 @@ class Workers:
             handle.join(_STOP_SECONDS)
         for channel in self._channels:
             channel.close()
+        for node in self._nodes:
+            node.end(error)
         forget(self)
 
     def kill(self) -> None:
-        """End all workers at once, and delete the folder."""
+        """End all workers at once, and delete what is left of the rendezvous."""
         for handle in self._handles:
             if handle.is_alive():
                 handle.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.rendezvous.remove()
 
     def _receive(self, rank: int, channel: RankChannel) -> Any:
         try:
@@ -232,5 +260,8 @@ class Workers:
         handle = self._handles[rank - 1]
         if not reason:
             handle.join(_STOP_SECONDS)
-            reason = f"its process ended with exit code {handle.exitcode}"
-        return RankDied(f"rank {rank} of {len(self._handles) + 1} has stopped: {reason}")
+            code = handle.exitcode
+            is_silent = isinstance(handle, RemoteRank) and code is None
+            reason = "its connection has ended" if is_silent else f"its process ended with exit code {code}"
+        place = f" on {handle.node}" if isinstance(handle, RemoteRank) else ""
+        return RankDied(f"rank {rank} of {len(self._handles) + 1}{place} has stopped: {reason}")

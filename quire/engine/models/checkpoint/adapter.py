@@ -14,7 +14,7 @@ from torch import Tensor
 from quire.engine.models.checkpoint.safetensors import SafetensorsFile
 from quire.engine.models.checkpoint.weights import check_finite
 from quire.engine.models.config.adapter import AdapterConfig
-from quire.engine.models.errors import UnsupportedModel, WeightMismatch
+from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMismatch
 from quire.engine.models.layers.attention import GroupedAttentionLayer
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.mlp import GatedMLPLayer, PlainMLPLayer
@@ -50,11 +50,15 @@ class AdapterLoader:
         """Read the adapter's own file, if it has one.
 
         Raises:
+            BrokenFolder: it is missing, or cannot be read.
             UnsupportedModel: it holds something else than pairs of weights.
         """
         if self._config.file is None:
             return
-        with SafetensorsFile(folder / self._config.file) as file:
+        path = folder / self._config.file
+        if not path.is_file():
+            raise BrokenFolder(f"{path.parent} has the config of an adapter, but {path.name} is missing")
+        with SafetensorsFile(path) as file:
             for name in file.names():
                 match = _TENSOR.fullmatch(name)
                 if match is None:

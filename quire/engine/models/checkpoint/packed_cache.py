@@ -17,7 +17,7 @@ import shutil
 import struct
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -234,11 +234,22 @@ def key_of(files: Iterable[Path], *facts: object) -> str:
     for path in files:
         status = path.stat()
         digest.update(f"\0{status.st_size} {status.st_mtime_ns}\0".encode())
-        with path.open("rb") as file:
-            for index in range(_SAMPLES):
-                file.seek((status.st_size - _SAMPLE) * index // (_SAMPLES - 1) if status.st_size > _SAMPLE else 0)
-                digest.update(file.read(_SAMPLE))
+        for sample in samples_of(path):
+            digest.update(sample)
     return digest.hexdigest()[:40]
+
+
+def samples_of(path: Path) -> Iterator[bytes]:
+    """Yield samples of a file's content, by which it is known without being read.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        for index in range(_SAMPLES):
+            file.seek((size - _SAMPLE) * index // (_SAMPLES - 1) if size > _SAMPLE else 0)
+            yield file.read(_SAMPLE)
 
 
 def _code_digest() -> bytes:

@@ -61,7 +61,7 @@ def read_adapter(folder: Path, inner: str = "") -> AdapterConfig | None:
         The config; None if the folder has none.
 
     Raises:
-        BrokenFolder: a file is missing, or a value in it cannot be used.
+        BrokenFolder: a value in it cannot be used.
         UnsupportedModel: the adapter is not one of low rank, or it changes more than that.
     """
     path = folder / inner / _CONFIG
@@ -75,8 +75,6 @@ def read_adapter(folder: Path, inner: str = "") -> AdapterConfig | None:
         value = config.get(name)
         if value is not None and value not in accepted:
             raise UnsupportedModel(f"{path}: {name} {value!r} is not supported; supported is {accepted[0]!r}")
-    if not (folder / inner / _WEIGHTS).is_file():
-        raise BrokenFolder(f"{path} describes an adapter, but {_WEIGHTS} is missing beside it")
     alphas = config.get("alpha_pattern") or {}
     if not isinstance(alphas, dict):
         raise BrokenFolder(f"{path}: alpha_pattern must be an object, not {alphas!r}")

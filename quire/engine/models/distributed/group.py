@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from quire.engine.models.distributed.connection import RankConnection, torch_distributed
+from quire.engine.models.distributed.connection import RankConnection
 from quire.engine.models.distributed.link import RankLink
 from quire.engine.models.distributed.placement import Placement
+from quire.engine.models.distributed.rendezvous import Rendezvous, torch_distributed
 from quire.kernels.capture import break_capture
 
 _ONE_SHOT = 256 << 10  # bytes of a rank, up to which an all-reduce of more than two ranks takes one message
@@ -22,14 +22,14 @@ class RankGroup(RankConnection):
     The results do not depend on the place of a row in a tensor, so that they are the same in any batch.
     """
 
-    def connect(self, store: Path, device: torch.device) -> None:
+    def connect(self, rendezvous: Rendezvous, device: torch.device) -> None:
         """Connect to the other ranks, which do the same.
 
         Args:
-            store: file in which the ranks find each other; not there at first.
+            rendezvous: where all ranks find each other.
             device: device of all tensors.
         """
-        self._connect(store, device)
+        self._connect(rendezvous, device)
         if device.type == "cuda":
             self.all_reduce(torch.zeros(1, device=device))  # NCCL connects at the first call, and takes memory then
 
@@ -98,8 +98,9 @@ class RankGroups:
     def of(cls, placement: Placement) -> RankGroups:
         """Connections that are not made yet."""
         rank, steps = placement.rank, placement.stages  # as many steps as stages are in flight
-        tensor = RankGroup(placement.tensor_rank, placement.tensor_size) if placement.tensor_size > 1 else None
-        previous = following = logits = None
+        tensor = previous = following = logits = None
+        if placement.tensor_size > 1:
+            tensor = RankGroup(f"stage-{placement.stage}", placement.tensor_rank, placement.tensor_size)
         if not placement.is_first_stage:
             previous = RankLink(f"hidden-{placement.previous}-{rank}", sends=False, depth=steps)
         if not placement.is_last_stage:
@@ -108,15 +109,12 @@ class RankGroups:
             logits = RankLink("logits", sends=rank != 0, depth=steps)
         return cls(placement, tensor, previous, following, logits)
 
-    def connect(self, folder: Path, device: torch.device) -> None:
-        """Make all connections, in an order in which no ranks wait for each other.
-
-        `folder`: the same for all ranks; files are made in it.
-        """
+    def connect(self, rendezvous: Rendezvous, device: torch.device) -> None:
+        """Make all connections, in an order in which no ranks wait for each other."""
         if self.tensor is not None:
-            self.tensor.connect(folder / f"stage-{self.placement.stage}", device)
+            self.tensor.connect(rendezvous, device)
         for link in self._links():
-            link.connect(folder, device)
+            link.connect(rendezvous, device)
 
     def abort(self) -> None:
         """End the transfers that other threads wait for, with an error."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from quire.engine.models.distributed.connection import RankConnection
+from quire.engine.models.distributed.rendezvous import Rendezvous
 from quire.kernels.capture import break_capture
 
 
@@ -30,20 +30,19 @@ class RankLink(RankConnection):
             sends: this rank sends, the other one receives.
             depth: tensors that are sent before the first of them is received.
         """
-        super().__init__(int(not sends), 2)
-        self._name = name
+        super().__init__(name, int(not sends), 2)
         self._sends = sends
         self._depth = depth
         self._sent: deque[tuple[Any, Tensor]] = deque()  # a tensor must not be freed before it has arrived
 
-    def connect(self, folder: Path, device: torch.device) -> None:
+    def connect(self, rendezvous: Rendezvous, device: torch.device) -> None:
         """Connect to the other rank, which does the same.
 
         Args:
-            folder: the same for all ranks; a file is made in it.
+            rendezvous: where all ranks find each other.
             device: device of all tensors.
         """
-        self._connect(folder / self._name, device)
+        self._connect(rendezvous, device)
         if device.type == "cuda":  # NCCL connects at the first transfer, and takes memory then
             if self._sends:
                 self.send(torch.zeros(1, device=device))
@@ -54,7 +53,7 @@ class RankLink(RankConnection):
         """Send a tensor, which is not changed afterwards, in the background."""
         break_capture()
         while self._sent and (len(self._sent) == self._depth or self._sent[0][0].is_completed()):
-            self._sent.popleft()[0].wait()
+            self._wait(self._sent.popleft()[0])
         x = x.contiguous()
         self._sent.append((self._backend.send([x], 1, 0), x))
 
@@ -62,7 +61,7 @@ class RankLink(RankConnection):
         """Receive the next tensor, which the other rank sends in this shape and dtype."""
         break_capture()
         x = torch.empty(tuple(shape), dtype=dtype, device=self._device)
-        self._backend.recv([x], 0, 0).wait()
+        self._wait(self._backend.recv([x], 0, 0))
         return x
 
     @override

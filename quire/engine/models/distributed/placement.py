@@ -28,6 +28,11 @@ class Placement:
         """The placement of a rank."""
         return cls(rank, options.tensor_parallel_size, options.pipeline_parallel_size, options.enable_expert_parallel)
 
+    @staticmethod
+    def of_node(options: ParallelOptions, node: int) -> range:
+        """The ranks of a node: as many consecutive ones as each node has."""
+        return range(node * options.local_ranks, (node + 1) * options.local_ranks)
+
     @property
     def ranks(self) -> int:
         """Number of all ranks."""

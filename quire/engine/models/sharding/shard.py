@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from quire.engine.models.distributed.placement import Placement
 from quire.engine.models.errors import UnsupportedModel
+from quire.engine.models.model_config import ModelConfig
 from quire.engine.models.specs.decoder import (
     Attention,
     DecoderSpec,
@@ -53,6 +54,19 @@ def stage(spec: DecoderSpec, index: int, stages: int) -> DecoderSpec:
 def stage_layers(layers: int, index: int, stages: int) -> range:
     """Indices of the layers of a stage; the numbers of layers of two stages differ by at most one."""
     return range(index * layers // stages, (index + 1) * layers // stages)
+
+
+def with_pictures_of_stages(config: ModelConfig, stages: int) -> ModelConfig:
+    """The config of a model in so many stages, the first of which must have all layers that pictures need."""
+    spec, pictures = config.spec, config.facts.pictures
+    if pictures is None or not isinstance(spec, DecoderSpec):
+        return config
+    layers = len(stage_layers(len(spec.layers), 0, stages))
+    if pictures.levels <= layers:
+        return config
+    return config.without_pictures(
+        f"levels of embeddings are added behind {pictures.levels} layers, but the first pipeline stage has {layers}"
+    )
 
 
 def shard(spec: DecoderSpec, rank: int, size: int, *, expert_parallel: bool = False) -> DecoderSpec:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from quire.engine.execution.ranks.messages import (
 from quire.engine.execution.ranks.workers import RankEntry, Workers, gpu_of_rank
 from quire.engine.models.distributed.group import RankGroups
 from quire.engine.models.distributed.placement import Placement
+from quire.engine.models.distributed.rendezvous import FileRendezvous, Rendezvous
 from quire.engine.scheduling.plan import NewSequence, SampledTokens, ScheduledSequence, StepPlan, StepResult
 from tests.support.engine import greedy
 
@@ -35,7 +37,7 @@ class FakeRank:
 
     exitcode = -9
 
-    def __init__(self, _: RankEntry, __: int, ___: Path, connection: Connection) -> None:
+    def __init__(self, _: RankEntry, __: int, ___: Rendezvous, connection: Connection) -> None:
         self.connection = connection
         self.alive = True
 
@@ -52,11 +54,11 @@ class FakeRank:
 def make_workers(ranks: int = 2) -> tuple[Workers, list[Any]]:
     started: list[Any] = []
 
-    def launch(entry: RankEntry, rank: int, folder: Path, connection: Connection) -> FakeRank:
-        started.append(FakeRank(entry, rank, folder, connection))
+    def launch(entry: RankEntry, rank: int, rendezvous: Rendezvous, connection: Connection) -> FakeRank:
+        started.append(FakeRank(entry, rank, rendezvous, connection))
         return started[-1]  # type: ignore[no-any-return]
 
-    return Workers(lambda *_: None, ranks, launch), started
+    return Workers(lambda *_: None, ranks, FileRendezvous(Path(mkdtemp())), launch), started
 
 
 @pytest.mark.parametrize(
@@ -178,6 +180,23 @@ def test_tokens_of_a_step_that_a_dead_rank_ended_are_not_used() -> None:
     with pytest.raises(RankDied):
         step.result()
     executor.close()
+
+
+def test_other_nodes_learn_what_has_ended_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing, if it was told to end."""
+    told: list[str] = []
+    for error in (None, ValueError("no room"), AssertionError()):
+        executor, _, _ = make_executor(2)
+        monkeypatch.setattr(executor._workers, "close", told.append)
+        try:
+            if error is not None:
+                raise error
+            executor.close()
+        except (ValueError, AssertionError):
+            executor.close()
+        monkeypatch.undo()
+        executor._workers.close()
+    assert told == ["", "no room", "AssertionError"]
 
 
 def test_the_core_does_not_wait_for_a_worker_to_read_a_plan() -> None:

@@ -120,7 +120,7 @@ def test_transformers_runs_what_quires_decoder_refuses(
     folder = write_folder(tmp_path, {"model_type": model_type, **BASE, **overrides, **changes})
     assert_equal(folder, [random_prompt(1, 40), random_prompt(2, 5)], tokens=3)
     assert refusal in caplog.text
-    assert load(folder).implementation == "transformers"
+    assert load(folder).config.implementation == "transformers"
     with pytest.raises(UnsupportedModel, match=refusal):
         load(folder, model_impl="quire")
     with pytest.raises(UnsupportedModel, match=rf"--quantization works with Quire's own decoder only.*{refusal}"):

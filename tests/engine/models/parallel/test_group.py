@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event
 from typing import TypeVar
 
 import pytest
 import torch
 
+from quire.engine.execution.ranks.sockets import resolve
+from quire.engine.models.distributed import connection
 from quire.engine.models.distributed.group import RankGroup, RankGroups
 from quire.engine.models.distributed.link import RankLink
 from quire.engine.models.distributed.placement import Placement
+from quire.engine.models.distributed.rendezvous import FileRendezvous, StoreServer, TcpRendezvous
 
 Result = TypeVar("Result")
 
@@ -23,8 +27,8 @@ def on_ranks(size: int, folder: Path, function: Callable[[RankGroup], Result]) -
     all_connected = Barrier(size)
 
     def run(rank: int) -> Result:
-        group = RankGroup(rank, size)
-        group.connect(folder / "store", torch.device("cpu"))
+        group = RankGroup("store", rank, size)
+        group.connect(FileRendezvous(folder), torch.device("cpu"))
         all_connected.wait(60)  # a rank that ends while another connects to it is an error of connecting
         try:
             return function(group)
@@ -70,7 +74,7 @@ def test_ranks_send_to_each_other_before_they_receive(tmp_path: Path) -> None:
     def exchange(rank: int) -> list[float]:
         links = [RankLink(name, sends=sends == rank, depth=3) for sends, name in enumerate(("there", "back"))]
         for link in links:
-            link.connect(tmp_path, torch.device("cpu"))
+            link.connect(FileRendezvous(tmp_path), torch.device("cpu"))
         mine, other_end = links if rank == 0 else links[::-1]
         received = []
         for turn in range(4):
@@ -87,13 +91,68 @@ def test_ranks_send_to_each_other_before_they_receive(tmp_path: Path) -> None:
     assert exchanged == [[float(10 * turn + index) for turn in range(4) for index in range(3)]] * 2
 
 
+def test_a_stage_may_compute_for_longer_than_ranks_may_take_to_connect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gloo would end a transfer after its timeout for connecting."""
+    monkeypatch.setattr(connection, "CONNECT_TIMEOUT", timedelta(seconds=2))
+    computed, arrived = Event(), Event()
+
+    def run(rank: int) -> float:
+        link = RankLink("hidden", sends=rank == 0, depth=1)
+        link.connect(FileRendezvous(tmp_path), torch.device("cpu"))
+        if rank == 0:
+            computed.wait(2.5)  # nobody sets it
+            link.send(torch.ones(3))
+            arrived.wait(60)  # a link that is closed drops what has not been received
+            return 0.0
+        try:
+            return float(link.receive((3,), torch.float32).sum())
+        finally:
+            arrived.set()
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(run, range(2))) == [0.0, 3.0]
+
+
+def test_ranks_on_other_addresses_notice_that_transfers_are_aborted(tmp_path: Path) -> None:
+    """Those of collectives and of links, although their peers are alive: their machine may be silent."""
+    family, bound = resolve("127.0.0.1", 0)
+    server = StoreServer(family, bound)
+    all_connected, all_aborted = Barrier(2), Barrier(2)
+
+    def run(rank: int) -> list[str]:
+        rendezvous = TcpRendezvous("127.0.0.1", server.port, f"127.0.0.{rank + 1}")
+        group, link = RankGroup("stage", rank, 2), RankLink("hidden", sends=rank == 1, depth=1)
+        for made in (group, link):
+            made.connect(rendezvous, torch.device("cpu"))
+        all_connected.wait(60)
+        errors = []
+        if rank == 0:
+            calls: list[Callable[[], object]] = [lambda: group.all_reduce(torch.ones(3))]
+            calls.append(lambda: link.receive((3,), torch.float32))
+            with ThreadPoolExecutor(2) as threads:
+                waiting = [threads.submit(call) for call in calls]
+                for made in (group, link):
+                    made.abort()
+                errors = [type(future.exception(60)).__name__ for future in waiting]
+        all_aborted.wait(60)
+        for made in (group, link):
+            made.close()
+        return errors
+
+    with ThreadPoolExecutor(2) as threads:
+        assert next(iter(threads.map(run, range(2)))) == ["RuntimeError", "RuntimeError"]
+    server.close()
+
+
 @pytest.mark.parametrize(("tensor_size", "stages"), [(1, 2), (1, 4), (2, 3), (3, 1)])
 def test_all_ranks_connect(tmp_path: Path, tensor_size: int, stages: int) -> None:
     """None waits for one that waits for it; hidden states pass through all stages, and logits come back."""
 
     def run(rank: int) -> float:
         groups = RankGroups.of(Placement(rank, tensor_size, stages))
-        groups.connect(tmp_path, torch.device("cpu"))
+        groups.connect(FileRendezvous(tmp_path), torch.device("cpu"))
         x = torch.zeros(2, 2) if groups.previous is None else groups.previous.receive((2, 2), torch.float32)
         x = x + 1 if groups.tensor is None else groups.tensor.all_reduce((x + 1) / tensor_size)
         if groups.next is not None:

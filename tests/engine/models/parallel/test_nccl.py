@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from quire.engine.models.distributed import connection
+from quire.engine.models.distributed import connection, group, rendezvous
 from quire.engine.models.distributed.group import RankGroup, RankGroups
 from quire.engine.models.distributed.link import RankLink
 from quire.engine.models.distributed.placement import Placement
+from quire.engine.models.distributed.rendezvous import FileRendezvous, TcpRendezvous
 
 CUDA = torch.device("cuda", 0)
 SETTINGS = {"NCCL_SOCKET_IFNAME": "lo", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
@@ -84,7 +85,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeNCCL]:
     for name in SETTINGS:
         monkeypatch.setenv(name, "")  # so that it is restored
         monkeypatch.delenv(name)
-    monkeypatch.setattr(connection, "torch_distributed", FakeDistributed)
+    for module in (connection, group, rendezvous):
+        monkeypatch.setattr(module, "torch_distributed", FakeDistributed)
     for name in ("zeros", "empty"):
         real = getattr(torch, name)
         monkeypatch.setattr(torch, name, lambda *args, _real=real, **kw: _real(*args, **{**kw, "device": "cpu"}))
@@ -94,7 +96,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeNCCL]:
 def test_each_direction_has_a_communicator_which_connects_at_once(tmp_path: Path, made: list[FakeNCCL]) -> None:
     """Later, connecting would take memory that was counted as free for the KV cache."""
     for rank in range(2):
-        RankGroups.of(Placement(rank, 1, 2)).connect(tmp_path, CUDA)
+        RankGroups.of(Placement(rank, 1, 2)).connect(FileRendezvous(tmp_path), CUDA)
     assert [(group.store, group.rank, group.size, group.log) for group in made] == [
         ("hidden-0-1", 0, 2, ["send 1"]),
         ("logits", 1, 2, ["recv 0", "wait recv 0"]),
@@ -104,19 +106,24 @@ def test_each_direction_has_a_communicator_which_connects_at_once(tmp_path: Path
 
 
 def test_settings_of_nccl_can_be_changed(tmp_path: Path, made: list[FakeNCCL], monkeypatch: pytest.MonkeyPatch) -> None:
-    RankGroup(0, 2).connect(tmp_path / "first", CUDA)
+    RankGroup("first", 0, 2).connect(FileRendezvous(tmp_path), CUDA)
     assert {name: os.environ[name] for name in SETTINGS} == SETTINGS
     settings = {"NCCL_SOCKET_IFNAME": "eth0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    RankGroup(0, 2).connect(tmp_path / "second", CUDA)
+    RankGroup("second", 0, 2).connect(FileRendezvous(tmp_path), CUDA)
     assert {name: os.environ[name] for name in SETTINGS} == settings
     assert [group.log for group in made] == [["allreduce", "wait allreduce"]] * 2
 
 
+def test_nccl_uses_the_interface_that_has_the_address_of_a_node() -> None:
+    assert TcpRendezvous("127.0.0.1", 1, "127.0.0.1").interface == "lo"
+    assert TcpRendezvous("127.0.0.1", 1, "192.0.2.7").interface == ""
+
+
 def test_a_sender_waits_for_the_oldest_tensor_only_when_the_link_is_full(tmp_path: Path, made: list[FakeNCCL]) -> None:
     link = RankLink("there", sends=True, depth=2)
-    link.connect(tmp_path, CUDA)
+    link.connect(FileRendezvous(tmp_path), CUDA)
     link.send(torch.ones(1))
     assert made[0].log == ["send 1"] * 2
     link.send(torch.ones(1))
@@ -125,7 +132,7 @@ def test_a_sender_waits_for_the_oldest_tensor_only_when_the_link_is_full(tmp_pat
 
 def test_a_tensor_that_has_arrived_is_freed_at_the_next_transfer(tmp_path: Path, made: list[FakeNCCL]) -> None:
     link = RankLink("there", sends=True, depth=4)
-    link.connect(tmp_path, CUDA)
+    link.connect(FileRendezvous(tmp_path), CUDA)
     tensors = [torch.ones(1) for _ in range(3)]
     held = [weakref.ref(tensor) for tensor in tensors]
     for sent in tensors[:2]:
@@ -139,7 +146,7 @@ def test_a_tensor_that_has_arrived_is_freed_at_the_next_transfer(tmp_path: Path,
 
 def test_ranks_do_not_wait_for_each_other_when_they_disconnect(tmp_path: Path, made: list[FakeNCCL]) -> None:
     groups = RankGroups.of(Placement(1, 2, 2))
-    groups.connect(tmp_path, CUDA)
+    groups.connect(FileRendezvous(tmp_path), CUDA)
     groups.close()
     groups.close()
     assert [group.log[-1] for group in made] == ["abort"] * 2

@@ -114,14 +114,15 @@ class GgufFile:
         tensors: by name, in the order of the file.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Read all but the tensors.
+    def __init__(self, path: Path, *, with_tensors: bool = True) -> None:
+        """Read all but the tensors. `with_tensors`: the file must have them as well, not only what says where they lie.
 
         Raises:
             BrokenFolder: the file is no complete GGUF file.
             UnsupportedModel: its version, its byte order or the kind of a tensor is not supported.
         """
         self.path = path
+        self._with_tensors = with_tensors
         try:
             with path.open("rb") as file:
                 self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -220,7 +221,7 @@ class GgufFile:
             with self._naming(f"tensor {_shown(name)}"):
                 if place.offset % alignment:
                     raise ValueError(f"its offset {place.offset} is no multiple of general.alignment {alignment}")
-                if info.end > len(self.map):
+                if self._with_tensors and info.end > len(self.map):
                     raise ValueError(
                         f"the file is truncated: the tensor ends at byte {info.end}, the file at byte {len(self.map)}"
                     )
@@ -251,14 +252,14 @@ class _Place(NamedTuple):
         return math.prod(self.shape) // self.kind.values * self.kind.nbytes
 
 
-def open_parts(first: Path) -> list[GgufFile]:
-    """A file, and all others if its model is split into several.
+def open_parts(first: Path, *, with_tensors: bool = True) -> list[GgufFile]:
+    """A file, and all others if its model is split into several. `with_tensors`: see `GgufFile`.
 
     Raises:
         BrokenFolder: one cannot be read, is missing, or does not belong to the others.
         UnsupportedModel: see `GgufFile`.
     """
-    files = [GgufFile(first)]
+    files = [GgufFile(first, with_tensors=with_tensors)]
     paths = parts_of(first)
     count = files[0].integer("split.count", 1) or 1
     if count == 1 == len(paths):
@@ -271,7 +272,7 @@ def open_parts(first: Path) -> list[GgufFile]:
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
         raise BrokenFolder(f"{first.name} is one of {count} files, of which {len(missing)} are missing: {missing[0]}")
-    files += [GgufFile(path) for path in paths[1:]]
+    files += [GgufFile(path, with_tensors=with_tensors) for path in paths[1:]]
     _check_parts(files)
     return files
 

@@ -168,6 +168,8 @@ def facts_of(files: Sequence[GgufFile]) -> GgufFacts:
         file, info = owners[name], owners[name].tensors[name]
         if info.kind.name != "F32":
             raise BrokenFolder(f"{file.path.name}: {name} must be F32, not {info.kind.name}")
+        if info.end > len(file.map):
+            raise BrokenFolder(f"{file.path.name}: the file is truncated before the end of {name}, which is needed")
         return struct.unpack(f"<{(info.end - info.begin) // 4}f", file.map[info.begin : info.end])
 
     shapes = {name: file.tensors[name].shape for name, file in owners.items()}

@@ -64,10 +64,12 @@ def name_of(file: PurePath) -> str:
     return _SPLIT.sub("", file.stem)
 
 
-def model_folder(file: Path) -> Path:
+def model_folder(file: Path, *, with_weights: bool = True) -> Path:
     """The model folder of a GGUF file, which is made if there is none yet.
 
-    `file`: if the model is split into several, the first. A file with a part that reads pictures lies beside it.
+    Args:
+        file: if the model is split into several, the first. A file with a part that reads pictures lies beside it.
+        with_weights: the file must have all of its tensors. Else its head is enough, if no small tensor is needed.
 
     Raises:
         ModelError: the file cannot be read, or its model is not supported.
@@ -82,7 +84,8 @@ def model_folder(file: Path) -> Path:
         with suppress(OSError):
             os.utime(key)
     else:
-        _make(key, folder.name, files, seeing, is_only=len(gguf_models(beside)) == 1)
+        facts = facts_of(open_parts(files[0], with_tensors=with_weights))
+        _make(key, folder.name, files, facts, seeing, is_only=len(gguf_models(beside)) == 1)
     if not folder.is_dir():
         raise BrokenFolder(f"{folder} cannot be written")
     if not (folder / PROJECTOR).is_symlink():
@@ -90,17 +93,19 @@ def model_folder(file: Path) -> Path:
     return folder
 
 
-def _make(key: Path, name: str, files: Sequence[Path], seeing: Sequence[Path], *, is_only: bool) -> None:
+def _make(
+    key: Path, name: str, files: Sequence[Path], facts: GgufFacts, seeing: Sequence[Path], *, is_only: bool
+) -> None:
     """Make the folder of a model, which appears when it is complete.
 
     Args:
         key: the directory in the cache that the folder lies in.
         name: of the folder.
         files: the model's.
+        facts: what they say.
         seeing: files that may have the part that reads pictures, the best first.
         is_only: no other model lies beside these files.
     """
-    facts = facts_of(open_parts(files[0]))
     made = Path(tempfile.mkdtemp(prefix=".", dir=key.parent))
     try:
         inner = made / name

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
+from quire.engine.scheduling.block_loads import BlockLoads
 from quire.engine.scheduling.block_tables import BlockGroups
 from quire.engine.scheduling.plan import NOT_FINITE, StepResult
 from quire.engine.scheduling.request import BlockHash
 from quire.engine.scheduling.scheduler import Scheduler
 from quire.engine.scheduling.tier_blocks import LoadRule, UnsavedBlocks
-from quire.engine.scheduling.tier_loads import TierLoads
 from tests.support.scheduling import BLOCK, FakeRunner, make, request
 
 PROMPT = range(41)
@@ -74,7 +74,7 @@ class Setting:
         loads = self.scheduler.loads
         assert loads is not None
         loads._clock = self.clock
-        self.loads: TierLoads = loads
+        self.loads: BlockLoads = loads
         self.runner = FakeRunner(self.scheduler)
         self.content: dict[BlockHash, tuple[bool, tuple[int, ...]]] = {}  # what `FakeRunner` knows of saved blocks
         self.scheduler.add(request("before", PROMPT, 1))
@@ -141,6 +141,7 @@ def test_others_run_while_a_request_waits(setting: Setting) -> None:
 
 
 def test_a_load_that_takes_longer_than_computing_is_given_up(setting: Setting) -> None:
+    assert setting.loads.rule is not None
     setting.loads.rule.computed(1000, 1.0)
     serial = setting.load()
     setting.receive(serial, 3)
