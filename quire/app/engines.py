@@ -9,10 +9,10 @@ from quire.app.cores import CoreFactory, SingleCore
 from quire.app.logs import start_logging
 from quire.app.models import ModelSource
 from quire.app.replicas import Replicas
-from quire.app.running_models import NewObserver, RunningModel, StepTraces, front_end_of
+from quire.app.running_models import NewObserver, RunningModel, StepTraces, engine_options, front_end_of
 from quire.config.commands import Serve
-from quire.config.options import EngineOptions, ModelOptions, ParallelOptions
-from quire.engine.build.core_config import CoreConfig, with_room_for_pictures
+from quire.config.options import ModelOptions, ParallelOptions
+from quire.engine.build.core_config import CoreConfig
 from quire.engine.client.engine import Engine
 from quire.engine.client.model_info import ModelInfo
 from quire.engine.client.slots import Slots
@@ -89,14 +89,11 @@ def gpu_share(sources: Sequence[ModelSource], configs: Sequence[ModelConfig], st
 
 def core_config(source: ModelSource, model_config: ModelConfig, settings: Serve) -> CoreConfig:
     """Return the configuration of a model's cores."""
-    options = EngineOptions.of(settings)
-    if "max_num_batched_tokens" not in settings.model_fields_set:
-        options = with_room_for_pictures(options, model_config)
     return CoreConfig(
         folder=source.folder,
         model_config=model_config,
         model=ModelOptions.of(settings),
-        engine=options,
+        engine=engine_options(settings, model_config),
         parallel=ParallelOptions.of(settings),
         start_process=partial(
             start_logging, "debug" if settings.log_level == "debug" else "error", settings.log_format

@@ -90,11 +90,13 @@ def create_routes(
     app.state.malloc_trimmer = state.malloc_trimmer
     app.state.max_json_values = state.limits.max_json_values
     install_error_handlers(app)
-    routers = _render_routers(state, service) if state.renders_only else _all_routers(state, service, sessions)
-    for routes in routers:
+    for routes in _render_routers(state, service):
         app.include_router(routes)
     if state.renders_only:
         app.router.default = _refuse_others
+    else:
+        for routes in _engine_routers(state, service, sessions):
+            app.include_router(routes)
     exposition = Exposition(metrics)
 
     @app.get("/metrics", response_class=Response)
@@ -107,17 +109,6 @@ def create_routes(
     return app
 
 
-def _all_routers(state: ServerState, service: ResponseService, sessions: Sessions) -> list[APIRouter]:
-    pooling = (embeddings, rerank, cohere, tei)
-    modules = (health, completions, chat, anthropic, generate, *pooling, speech, files, models, sleep, operation)
-    return [
-        *(module.router(state) for module in (*modules, invocations)),
-        responses.router(state, service),
-        realtime.router(sessions),
-        page.router(),
-    ]
-
-
 def _render_routers(state: ServerState, service: ResponseService) -> list[APIRouter]:
     """The routers of a server that renders prompts."""
     return [
@@ -126,6 +117,18 @@ def _render_routers(state: ServerState, service: ResponseService) -> list[APIRou
         anthropic.render_router(state),
         responses.render_router(state, service),
         models.router(state),
+    ]
+
+
+def _engine_routers(state: ServerState, service: ResponseService, sessions: Sessions) -> list[APIRouter]:
+    """The routers that a server with an engine has beside those."""
+    pooling = (embeddings, rerank, cohere, tei)
+    modules = (completions, chat, anthropic, generate, *pooling, speech, files, sleep, operation, invocations)
+    return [
+        *(module.router(state) for module in modules),
+        responses.router(state, service),
+        realtime.router(sessions),
+        page.router(),
     ]
 
 

@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from quire.app.models import ModelSource
-from quire.app.running_models import NewObserver, RunningModel, StepTraces, front_end_of
+from quire.app.running_models import NewObserver, RunningModel, StepTraces, engine_options, front_end_of
 from quire.app.serve import begin, run_server
 from quire.config.commands import Render, Serve
-from quire.config.options import EngineOptions, ModelOptions, ParallelOptions
-from quire.engine.build.core_config import with_room_for_pictures
+from quire.config.options import ModelOptions, ParallelOptions
 from quire.engine.build.unloaded import info_of_unloaded
 from quire.engine.client.absent import AbsentEngine
 from quire.engine.client.slots import Slots
@@ -59,9 +58,7 @@ class RenderedModel(RunningModel):
             ModelFileError: a file of the model cannot be used.
         """
         settings = self._settings
-        engine = EngineOptions.of(settings)
-        if "max_num_batched_tokens" not in settings.model_fields_set:
-            engine = with_room_for_pictures(engine, self._config)
+        engine = engine_options(settings, self._config)
         info = info_of_unloaded(self._config, ModelOptions.of(settings), engine, ParallelOptions.of(settings))
         self._model = front_end_of(
             self._source, settings, self._tokenizer, self._engine, info, media_memory=media_memory

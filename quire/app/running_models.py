@@ -8,12 +8,14 @@ from typing import Protocol
 
 from quire.app.models import ModelSource
 from quire.config.commands import Serve
-from quire.config.options import ChatOptions
+from quire.config.options import ChatOptions, EngineOptions
+from quire.engine.build.core_config import with_room_for_pictures
 from quire.engine.client.engine import Engine
 from quire.engine.client.model_info import ModelInfo
 from quire.engine.client.records import Observer
 from quire.engine.client.replicas.scaling import Scaling
 from quire.engine.client.step_observer import StepObserver
+from quire.engine.models.model_config import ModelConfig
 from quire.multimodal.memory import MediaMemory
 from quire.otlp.settings import TraceSettings
 from quire.rendering.renderer import Renderer
@@ -66,6 +68,12 @@ class StepTraces:
 
 
 StartModels = Callable[[StepTraces | None], AsyncIterator[RunningModel]]  # None: steps are not traced
+
+
+def engine_options(settings: Serve, config: ModelConfig) -> EngineOptions:
+    """Return the options of a model's engine: where no number of tokens of a step is set, its pictures fit."""
+    options = EngineOptions.of(settings)
+    return options if "max_num_batched_tokens" in settings.model_fields_set else with_room_for_pictures(options, config)
 
 
 def front_end_of(

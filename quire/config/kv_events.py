@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from quire.config.types import JsonObject, WrongKey
+from quire.config.types import JsonObject, json_object_of
 
 _TCP = re.compile(r"tcp://(?:[^\s/:]+|\[[0-9a-fA-F:.]+\]|::):\d{1,5}")
 
@@ -57,18 +57,4 @@ class KVEventsConfig(BaseModel):
         return self.enable_kv_cache_events and self.publisher != "null"
 
 
-def _check(value: dict[str, Any]) -> dict[str, Any]:
-    if value:
-        try:
-            KVEventsConfig.model_validate(value)
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise WrongKey(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-    return value
-
-
-KVEventsOption = Annotated[
-    JsonObject,
-    AfterValidator(_check),
-    WithJsonSchema({"accepts": f"a JSON object with {', '.join(KVEventsConfig.model_fields)}"}),
-]
+KVEventsOption = Annotated[JsonObject, *json_object_of(KVEventsConfig)]

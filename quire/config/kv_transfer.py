@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from quire.config.types import JsonObject, WrongKey
+from quire.config.types import JsonObject, Seconds, json_object_of
 
-Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+SecondsOfADay = Annotated[Seconds, Field(le=86_400)]
 
 
 def _check_own_host(value: str) -> str:
@@ -46,9 +46,9 @@ class ConnectorConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     allowed_hosts: Annotated[tuple[str, ...], AfterValidator(_check_hosts)] = ("127.0.0.0/8", "::1/128", "localhost")
-    abort_request_timeout: Seconds = 480.0
+    abort_request_timeout: SecondsOfADay = 480.0
     held_share: Annotated[float, Field(gt=0, le=0.9)] = 0.5
-    load_timeout: Seconds = 60.0
+    load_timeout: SecondsOfADay = 60.0
     max_connections: Annotated[int, Field(ge=1, le=4096)] = 64
 
 
@@ -98,18 +98,4 @@ def is_allowed_host(host: str, allowed: tuple[str, ...]) -> bool:
     return any("/" in entry and address in ipaddress.ip_network(entry) for entry in allowed)
 
 
-def _check(value: dict[str, Any]) -> dict[str, Any]:
-    if value:
-        try:
-            KVTransferConfig.model_validate(value)
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise WrongKey(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-    return value
-
-
-KVTransferOption = Annotated[
-    JsonObject,
-    AfterValidator(_check),
-    WithJsonSchema({"accepts": f"a JSON object with {', '.join(KVTransferConfig.model_fields)}"}),
-]
+KVTransferOption = Annotated[JsonObject, *json_object_of(KVTransferConfig)]

@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, StringConstraints, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    Field,
+    StringConstraints,
+    ValidationError,
+    WithJsonSchema,
+)
 from pydantic_settings import CliImplicitFlag, NoDecode
 
 # Lists: flags are repeated and may contain commas, environment variables are split at commas.
@@ -103,6 +112,23 @@ class WrongKey(ValueError):
 
 
 JsonObject = Annotated[dict[str, Any], NoDecode, BeforeValidator(_parse_json)]
+
+
+def json_object_of(model: type[BaseModel]) -> tuple[AfterValidator, WithJsonSchema]:
+    """Return what a JsonObject is annotated with that has the fields of a model, or is empty."""
+
+    def check(value: dict[str, Any]) -> dict[str, Any]:
+        if value:
+            try:
+                model.model_validate(value)
+            except ValidationError as error:
+                first = error.errors()[0]
+                raise WrongKey(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        return value
+
+    return AfterValidator(check), WithJsonSchema({"accepts": f"a JSON object with {', '.join(model.model_fields)}"})
+
+
 Size = Annotated[ByteSize, WithJsonSchema({"accepts": "a size in bytes such as 512MiB or 4GiB"})]
 SizeFromKiB = Annotated[
     ByteSize,

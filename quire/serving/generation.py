@@ -109,7 +109,7 @@ class SequenceResult:
         total.prompt_logprobs = delta.prompt_logprobs or total.prompt_logprobs
         total.cached_tokens = total.cached_tokens or delta.cached_tokens
         total.finish_reason, total.stop_reason = delta.finish_reason, delta.stop_reason
-        total.times, total.kept = delta.times, delta.kept
+        total.times, total.held_blocks = delta.times, delta.held_blocks
 
     def drop_output(self) -> None:
         """Forget the text and its tokens."""

@@ -64,20 +64,20 @@ def transfer_plan(body: GenerationRequest, model: ServedModel, n: int) -> Transf
     return TransferPlan(remote=remote)
 
 
-def answer_params(kept: RemoteBlocks | None) -> dict[str, Any] | None:
+def answer_params(held_blocks: RemoteBlocks | None) -> dict[str, Any] | None:
     """Return the `kv_transfer_params` of an answer, which are those of the decoder's request; None: nothing is kept."""
-    if kept is None:
+    if held_blocks is None:
         return None
     return {
         "do_remote_prefill": True,
         "do_remote_decode": False,
-        "remote_engine_id": kept.engine_id,
-        "remote_request_id": kept.request_id,
-        "remote_block_ids": kept.block_ids,
-        "remote_host": kept.host,
-        "remote_port": kept.port,
-        "remote_num_tokens": kept.num_tokens,
-        "remote_blocks_expiry_time": kept.expires_at,
+        "remote_engine_id": held_blocks.engine_id,
+        "remote_request_id": held_blocks.request_id,
+        "remote_block_ids": held_blocks.block_ids,
+        "remote_host": held_blocks.host,
+        "remote_port": held_blocks.port,
+        "remote_num_tokens": held_blocks.num_tokens,
+        "remote_blocks_expiry_time": held_blocks.expires_at,
         "tp_size": 1,
         "dcp_size": 1,
         "pp_size": 1,

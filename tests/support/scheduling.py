@@ -133,7 +133,7 @@ class FakeRunner:
             assert isinstance(output, TokensOutput)
             self.tokens[output.request_id] += output.token_ids
             if output.finish_reason is not None:
-                self.ended[output.request_id], self.kept[output.request_id] = output.finish_reason, output.kept
+                self.ended[output.request_id], self.kept[output.request_id] = output.finish_reason, output.held_blocks
 
     def run(self, max_steps: int = 2000) -> None:
         for _ in range(max_steps):

@@ -56,7 +56,7 @@ class Pair:
         """Compute a prompt; returns what the decoder needs to know."""
         self.prefiller.add(name, prompt, greedy(1), is_held=True, **fields)
         self.prefiller.run()
-        kept = self.prefiller.results[name].outputs[-1].kept
+        kept = self.prefiller.results[name].outputs[-1].held_blocks
         assert kept is not None
         return kept
 

@@ -73,18 +73,13 @@ def router(state: ServerState) -> APIRouter:
             )
         return await respond_unless_disconnected(request, _message(prepared, has_metrics=state.include_metrics))
 
-    _add_renders(routes, state)
     return routes
 
 
 def render_router(state: ServerState) -> APIRouter:
     """A router with the endpoints that generate nothing."""
     routes = APIRouter(route_class=CheckedRoute)
-    _add_renders(routes, state)
-    return routes
 
-
-def _add_renders(routes: APIRouter, state: ServerState) -> None:
     @routes.post("/v1/messages/render", responses=_ERRORS)
     async def render_message(body: MessagesRequest, request: Request) -> RenderedPrompt:
         """Render and tokenize a conversation without generating anything."""
@@ -106,6 +101,8 @@ def _add_renders(routes: APIRouter, state: ServerState) -> None:
         unused = [*unused_template_fields(chat, prompt.rendered), *prompt.unused_fields]
         fields.ignore(request, [*_unused(unused), *body.without_effect])
         return TokenCount(input_tokens=len(prompt.prompt.token_ids))
+
+    return routes
 
 
 def _unused(names: Sequence[str]) -> list[str]:

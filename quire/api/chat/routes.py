@@ -99,7 +99,7 @@ async def _complete(prepared: PreparedChat) -> ChatCompletion:
         metrics=usage.metrics() if prepared.body.return_metrics else None,
         prompt_logprobs=None if prompt_logprobs is None else await encode_entries(prompt_logprobs, formatter.prompt),
         prompt_token_ids=prepared.prompt.token_ids.tolist() if prepared.body.return_token_ids else None,
-        kv_transfer_params=answer_params(results[0].total.kept),
+        kv_transfer_params=answer_params(results[0].total.held_blocks),
     )
 
 

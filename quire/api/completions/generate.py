@@ -71,18 +71,13 @@ def router(state: ServerState) -> APIRouter:
             return EventStream(_chunks(prepared, body, releaser(request)), keepalive=state.sse_keep_alive_interval)
         return await respond_unless_disconnected(request, _complete(prepared, body))
 
-    _add_renders(routes, state)
     return routes
 
 
 def render_router(state: ServerState) -> APIRouter:
     """A router with the render endpoints alone."""
     routes = APIRouter(route_class=CheckedRoute)
-    _add_renders(routes, state)
-    return routes
 
-
-def _add_renders(routes: APIRouter, state: ServerState) -> None:
     @routes.post("/v1/chat/completions/render", responses=ERRORS)
     async def render_chat(body: ChatRendering, request: Request) -> RenderedPrompt:
         """Render and tokenize a conversation without generating anything."""
@@ -107,6 +102,8 @@ def _add_renders(routes: APIRouter, state: ServerState) -> None:
         if body.return_token_offsets:
             return [await with_offsets(prompt, model.renderer.tokenizer) for prompt in prompts]
         return prompts
+
+    return routes
 
 
 def _misplaced_fields(body: TokensRequest) -> list[str]:
@@ -212,7 +209,7 @@ async def _complete(prepared: PreparedCompletion, body: TokensRequest) -> Tokens
         prompt_token_id_logprobs=scores,
         prompt_token_ids=prepared.prompt_of(0).token_ids.tolist() if body.return_token_ids else None,
         usage=usage.usage(),
-        kv_transfer_params=answer_params(results[0].total.kept),
+        kv_transfer_params=answer_params(results[0].total.held_blocks),
     )
 
 

@@ -83,7 +83,7 @@ async def _complete(prepared: PreparedCompletion) -> Completion:
         system_fingerprint=fingerprint(),
         usage=usage.usage(),
         metrics=usage.metrics() if prepared.body.return_metrics else None,
-        kv_transfer_params=answer_params(results[0].total.kept),
+        kv_transfer_params=answer_params(results[0].total.held_blocks),
     )
 
 

@@ -33,15 +33,22 @@ def router(state: ServerState, service: ResponseService) -> APIRouter:
     """A router with the endpoints of responses."""
     routes = APIRouter(route_class=CheckedRoute)
     _add_creation(routes, state, service)
-    _add_render(routes, state, service)
     _add_stored_responses(routes, state, service)
     return routes
 
 
 def render_router(state: ServerState, service: ResponseService) -> APIRouter:
-    """A router with the render endpoint alone."""
+    """A router with the endpoint that generates nothing."""
     routes = APIRouter(route_class=CheckedRoute)
-    _add_render(routes, state, service)
+
+    @routes.post("/v1/responses/render", responses=ERRORS)
+    async def render_response(body: ResponsesRequest, request: Request) -> RenderedPrompt:
+        """Render and tokenize the first turn of a conversation without generating anything."""
+        model = state.generating_model(body.model)
+        run = await unless_disconnected(request, service.prepare(body, model, owner_of(request.scope)))
+        fields.ignore(request, run.unused_fields)
+        return rendered_chat(run.prepared)
+
     return routes
 
 
@@ -68,16 +75,6 @@ def _add_creation(routes: APIRouter, state: ServerState, service: ResponseServic
         if run.unstored_reason is not None:
             answer.headers[NOT_STORED] = run.unstored_reason
         return answer
-
-
-def _add_render(routes: APIRouter, state: ServerState, service: ResponseService) -> None:
-    @routes.post("/v1/responses/render", responses=ERRORS)
-    async def render_response(body: ResponsesRequest, request: Request) -> RenderedPrompt:
-        """Render and tokenize the first turn of a conversation without generating anything."""
-        model = state.generating_model(body.model)
-        run = await unless_disconnected(request, service.prepare(body, model, owner_of(request.scope)))
-        fields.ignore(request, run.unused_fields)
-        return rendered_chat(run.prepared)
 
 
 def _add_stored_responses(routes: APIRouter, state: ServerState, service: ResponseService) -> None:

@@ -83,8 +83,19 @@ def plan_cache(loaded: LoadedModel, config: CoreConfig, device: Device) -> Cache
     }
     layout, dtype = CacheLayout(shapes, model.cache_groups(context_len)), _cache_dtype(loaded, config)
     transfer = config.engine.kv_transfer
-    kept = int(transfer is not None and transfer.sends)
-    return CachePlan(layout, dtype, size, BlockGroups(layout.windows, layout.state_blocks(size, dtype), kept))
+    kept_blocks = int(transfer is not None and transfer.sends)
+    return CachePlan(layout, dtype, size, BlockGroups(layout.windows, layout.state_blocks(size, dtype), kept_blocks))
+
+
+def reason_against_reading_blocks(config: CoreConfig, plan: CachePlan, device: Device) -> str:
+    """Return why the core does not read and write the blocks of its cache itself; empty: it does."""
+    if device.torch_device.type != "cpu":
+        return "the KV blocks of GPUs are not read"
+    if config.parallel.ranks > 1:
+        return "the KV blocks of several ranks are not read"
+    if plan.groups.state_blocks:
+        return "the model has states, which have no prefix cache"
+    return ""
 
 
 def with_cache_dtype(config: CoreConfig, device: Device) -> CoreConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from quire.engine.execution.ranks.node import Node
 from quire.engine.execution.ranks.node_messages import Choices
 from quire.engine.execution.ranks.nodes import JoinedNode, NodeListener
 from quire.engine.execution.ranks.workers import Launcher
-from quire.engine.models.checkpoint.packed_cache import samples_of
+from quire.engine.models.checkpoint.packed_cache import samples_of, source_digest
 from quire.engine.models.distributed.placement import Placement
 from quire.engine.models.sharding.decoder import check_parallel
 from quire.engine.models.sharding.shard import check_divisible
@@ -36,7 +36,6 @@ _OF_THE_CORE |= {"kv_events_config", "kv_offloading_size", "kv_offloading_backen
 _OF_THE_CORE |= {"scheduling_policy", "enable_prefix_caching", "prefix_caching_hash_algo", "weight_update_path"}
 _OF_THE_CORE |= {"speculative_method", "num_speculative_tokens"}
 _CODE = ("engine", "kernels")  # folders of what ranks run
-_CODE_FILES = (".py", ".h", ".cpp")
 _WEIGHTS = (".safetensors", ".gguf", ".bin")
 _SHOWN = 12  # digits of a digest
 
@@ -46,7 +45,7 @@ def facts_of(config: CoreConfig) -> dict[str, str]:
     facts = {
         "the version of Quire": quire.__version__,
         "the version of torch": torch.__version__.partition("+")[0],
-        "the digest of Quire's code": _digest_of_code(),
+        "the digest of Quire's code": source_digest(_CODE).hex()[:_SHOWN],
         "the kind of device": "GPU" if uses_gpu(config.model.device) else "CPU",
         "the kernels": "not compiled" if native.kernels is None else "compiled",
         "the digest of config.json": _digest_of_file(config.folder / "config.json"),
@@ -125,18 +124,6 @@ def _with_choices(config: CoreConfig, choices: Choices) -> CoreConfig:
         model=config.model.model_copy(update={"quantization": choices.quantization}),
         engine=config.engine.model_copy(update=engine),
     )
-
-
-def _digest_of_code() -> str:
-    package, digest = Path(quire.__file__).parent, hashlib.sha256()
-    for path in sorted(_files(package)):
-        digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes())
-    return digest.hexdigest()[:_SHOWN]
-
-
-def _files(package: Path) -> Iterator[Path]:
-    for folder in _CODE:
-        yield from (path for path in (package / folder).rglob("*") if path.suffix in _CODE_FILES)
 
 
 def _digest_of_file(path: Path) -> str:

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from quire.config.options import EngineOptions
-from quire.engine.build.cache import CachePlan
+from quire.engine.build.cache import CachePlan, reason_against_reading_blocks
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.core.offload import Offload, TierObserver
 from quire.engine.execution.devices.device import Device
@@ -56,7 +56,7 @@ def open_tier(
         return None
     if not options.enable_prefix_caching:
         raise UnsupportedModel("--kv-offloading-size needs --enable-prefix-caching")
-    if reason := _reason_against(config, plan, device):
+    if reason := reason_against_reading_blocks(config, plan, device):
         logger.warning("--kv-offloading-size has no effect: %s", reason)
         return None
     try:
@@ -68,17 +68,6 @@ def open_tier(
     logger.info("KV blocks of all models in %s: %.2f of %.2f GiB", folder, tier.nbytes / 2**30, limit / 2**30)
     worker = TierWorker(tier, plan.block_bytes, _QUEUE, tracks_changes=tracks_changes)
     return OpenedTier(worker, UnsavedBlocks(worker), plan.block_bytes)
-
-
-def _reason_against(config: CoreConfig, plan: CachePlan, device: Device) -> str:
-    """Return why blocks of an engine are not kept; empty: they are."""
-    if device.torch_device.type != "cpu":
-        return "only the blocks of CPUs are kept on the disk"
-    if config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size > 1:
-        return "the blocks of several ranks are not kept on the disk"
-    if plan.groups.state_blocks:
-        return "the model has states, which have no prefix cache"
-    return ""
 
 
 def _name(config: CoreConfig, loaded: LoadedModel, plan: CachePlan, device: Device) -> str:

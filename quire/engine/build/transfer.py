@@ -13,26 +13,27 @@ from pathlib import Path
 import quire
 from quire.config.kv_transfer import KVTransferConfig
 from quire.config.options import EngineOptions
-from quire.engine.build.cache import CachePlan
+from quire.engine.build.cache import CachePlan, reason_against_reading_blocks
 from quire.engine.build.core_config import CoreConfig
+from quire.engine.client.facts import Facts
 from quire.engine.client.kv_transfer import KVTransferInfo
 from quire.engine.client.model_info import Generates
 from quire.engine.client.transport import CoreChannel
 from quire.engine.core.transfer import ReaderSources, Transfer
 from quire.engine.execution.devices.device import Device
+from quire.engine.models.checkpoint.packed_cache import source_digest
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.loader import LoadedModel
 from quire.engine.scheduling.block_source import RemoteLoading
 from quire.engine.scheduling.blocks import BlockPool
 from quire.engine.scheduling.held_blocks import EngineAddress, HeldBlocks, HoldLimits
-from quire.engine.transfer.block_facts import BlockFacts, file_facts
+from quire.engine.transfer.block_facts import file_facts
 from quire.engine.transfer.block_reader import BlockReader
 from quire.engine.transfer.block_server import BlockServer
 from quire.engine.transfer.loop_thread import LoopThread
 
 logger = logging.getLogger(__name__)
 _CODE = ("kernels", "engine/models", "engine/execution")  # what computes keys and values, and lays them out
-_SOURCES = (".py", ".h", ".cpp")
 _OPTIONS = ("quantization", "activation_quantization", "load_format", "hf_overrides", "model_impl")
 
 
@@ -107,12 +108,8 @@ def _engine_id(settings: KVTransferConfig, replica: int) -> str:
 
 def _reason_against(config: CoreConfig, loaded: LoadedModel, plan: CachePlan, device: Device) -> str:
     """Return why blocks of an engine are not sent; empty: they are."""
-    if device.torch_device.type != "cpu":
-        return "only the KV blocks of CPUs are sent"
-    if config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size > 1:
-        return "the KV blocks of several ranks are not sent"
-    if plan.groups.state_blocks:
-        return "the model has states, which have no prefix cache"
+    if reason := reason_against_reading_blocks(config, plan, device):
+        return reason
     if not config.engine.enable_prefix_caching:
         return "it needs --enable-prefix-caching"
     if not isinstance(loaded.config.kind(loaded.context_len, config.engine.max_num_batched_tokens), Generates):
@@ -120,7 +117,7 @@ def _reason_against(config: CoreConfig, loaded: LoadedModel, plan: CachePlan, de
     return ""
 
 
-def _facts(config: CoreConfig, loaded: LoadedModel, plan: CachePlan, device: Device) -> BlockFacts:
+def _facts(config: CoreConfig, loaded: LoadedModel, plan: CachePlan, device: Device) -> Facts:
     """Return what the bytes of blocks depend on, without the files of the model."""
     options: EngineOptions = config.engine
     settings = {f"option {name}": _text(getattr(config.model, name)) for name in _OPTIONS}
@@ -137,7 +134,7 @@ def _facts(config: CoreConfig, loaded: LoadedModel, plan: CachePlan, device: Dev
         "kernels": device.description,
         **settings,
         "layout of blocks": hashlib.sha256(repr(plan.layout).encode()).hexdigest()[:16],
-        "digest of Quire's kernels": _code_digest(),
+        "digest of Quire's kernels": source_digest(_CODE).hex()[:16],
     }
 
 
@@ -145,20 +142,12 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
 
 
-def _code_digest() -> str:
-    digest, package = hashlib.sha256(), Path(quire.__file__).parent
-    files = (path for inner in _CODE for path in (package / inner).rglob("*") if path.suffix in _SOURCES)
-    for path in sorted(files):
-        digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def _compare_later(folder: Path, facts: BlockFacts, *ends: BlockServer | BlockReader | None) -> None:
+def _compare_later(folder: Path, facts: Facts, *ends: BlockServer | BlockReader | None) -> None:
     """Read the model's files in a thread: it takes seconds per model, in which requests may already be computed."""
 
     def read() -> None:
         try:
-            complete: BlockFacts | str = {**facts, **file_facts(folder)}
+            complete: Facts | str = {**facts, **file_facts(folder)}
         except OSError as error:
             logger.warning("no KV blocks are sent or read: a file of the model cannot be read: %s", error)
             complete = f"a file of the model cannot be read: {error.strerror}"

@@ -12,7 +12,7 @@ from typing_extensions import override
 from quire.engine.client.batch import OnResult, PooledBatch
 from quire.engine.client.commands import Commands, CommandSender
 from quire.engine.client.deadline import Deadline
-from quire.engine.client.engine import NO_DEADLINE, Engine
+from quire.engine.client.engine import NO_DEADLINE
 from quire.engine.client.errors import EngineDead, EngineError
 from quire.engine.client.model_info import KVEventSource
 from quire.engine.client.protocol import (
@@ -27,11 +27,11 @@ from quire.engine.client.protocol import (
 )
 from quire.engine.client.records import Observers
 from quire.engine.client.sleep import SleepControl, Sleeping
-from quire.engine.client.slots import Slots
+from quire.engine.client.slots import Slots, SlottedEngine
 from quire.engine.client.stream import Delta, GenerateRequest, Pooled, PoolRequest
 
 
-class AbsentEngine(Engine):
+class AbsentEngine(SlottedEngine):
     """An engine that runs no requests. It has the slots of the engine that prompts are rendered for.
 
     Requests, and what operators ask of engines, raise EngineDead.
@@ -43,21 +43,6 @@ class AbsentEngine(Engine):
         self.sleeping: Sleeping = SleepControl(self)
         self.commands: Commands = CommandSender(self)
         self._slots = slots
-
-    @property
-    @override
-    def capacity(self) -> int:
-        return self._slots.capacity
-
-    @property
-    @override
-    def largest_request(self) -> int:
-        return self._slots.largest_request
-
-    @property
-    @override
-    def slots_in_use(self) -> int:
-        return self._slots.in_use
 
     @property
     @override
@@ -110,14 +95,6 @@ class AbsentEngine(Engine):
     @override
     def slots(self, count: int, tenant: str = "") -> AbstractContextManager[None]:
         return self._slots.held(count, tenant, self.stats, self.observers)
-
-    @override
-    def take_slot(self, tenant: str) -> bool:
-        return self._slots.take_spare(tenant)
-
-    @override
-    def release_slots(self, count: int, tenant: str) -> None:
-        self._slots.give_back(count, tenant)
 
     @override
     def generate(

@@ -19,7 +19,7 @@ from quire.engine.client.batch import BatchItem, OnResult, PooledBatch, open_bat
 from quire.engine.client.commands import Commands, CommandSender
 from quire.engine.client.deadline import Deadline
 from quire.engine.client.detokenizer import Detokenizer
-from quire.engine.client.engine import NO_DEADLINE, Engine
+from quire.engine.client.engine import NO_DEADLINE
 from quire.engine.client.errors import EngineDead, EngineError, RequestFailed
 from quire.engine.client.model_info import KVEventSource, ModelInfo
 from quire.engine.client.origin import check_rank, current_origin
@@ -51,7 +51,7 @@ from quire.engine.client.protocol import (
 from quire.engine.client.records import Observers
 from quire.engine.client.request_log import RequestLog
 from quire.engine.client.sleep import SleepControl, Sleeping
-from quire.engine.client.slots import Slots
+from quire.engine.client.slots import Slots, SlottedEngine
 from quire.engine.client.stream import (
     Delta,
     GenerateRequest,
@@ -69,7 +69,7 @@ logger = logging.getLogger(__name__)
 _PING_EVERY = 1.0  # seconds
 
 
-class EngineClient(Engine):
+class EngineClient(SlottedEngine):
     """The client of one core: sends it requests and passes its outputs to their streams. Belongs to one event loop."""
 
     def __init__(self, channel: ClientChannel, tokenizer: Tokenizer, slots: Slots, rank: int = 0) -> None:
@@ -104,26 +104,11 @@ class EngineClient(Engine):
 
     @property
     @override
-    def capacity(self) -> int:
-        return self._slots.capacity
-
-    @property
-    @override
-    def largest_request(self) -> int:
-        return self._slots.largest_request
-
-    @property
-    @override
     def kv_event_sources(self) -> dict[int, KVEventSource]:
         if self._dead is not None or not self._ready.done() or self._ready.cancelled() or self._ready.exception():
             return {}
         source = self._ready.result().kv_events
         return {} if source is None else {self._rank: source}
-
-    @property
-    @override
-    def slots_in_use(self) -> int:
-        return self._slots.in_use
 
     @property
     @override
@@ -187,14 +172,6 @@ class EngineClient(Engine):
         check_rank(current_origin(), range(self._rank, self._rank + 1))
         with self._slots.held(count, tenant, self._stats, self.observers):
             yield
-
-    @override
-    def take_slot(self, tenant: str) -> bool:
-        return self._slots.take_spare(tenant)
-
-    @override
-    def release_slots(self, count: int, tenant: str) -> None:
-        self._slots.give_back(count, tenant)
 
     @override
     async def generate(

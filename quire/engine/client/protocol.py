@@ -310,7 +310,7 @@ class TokensOutput(msgspec.Struct, array_like=True, tag="tokens"):
     draft_tokens: int = 0  # of speculative decoding, verified so far
     accepted_tokens: int = 0  # part of them
     loaded_tokens: int = 0  # part of `cached_tokens` that was not in memory, but in a second tier or another engine
-    kept: RemoteBlocks | None = None  # with the last token: what is kept for another engine
+    held_blocks: RemoteBlocks | None = None  # with the last token: what is kept for another engine
 
 
 class PooledOutput(msgspec.Struct, array_like=True, tag="pooled"):

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from typing_extensions import override
+
+from quire.engine.client.engine import Engine
 from quire.engine.client.errors import EngineOverloaded, TenantOverloaded
 from quire.engine.client.protocol import StepStats
 from quire.engine.client.records import Observers
@@ -92,3 +95,32 @@ class Slots:
     def give_back(self, count: int, tenant: str) -> None:
         """Free slots of a tenant."""
         self._shares.give_back(tenant, count)
+
+
+class SlottedEngine(Engine):
+    """An engine that counts its sequences in slots."""
+
+    _slots: Slots
+
+    @property
+    @override
+    def capacity(self) -> int:
+        return self._slots.capacity
+
+    @property
+    @override
+    def largest_request(self) -> int:
+        return self._slots.largest_request
+
+    @property
+    @override
+    def slots_in_use(self) -> int:
+        return self._slots.in_use
+
+    @override
+    def take_slot(self, tenant: str) -> bool:
+        return self._slots.take_spare(tenant)
+
+    @override
+    def release_slots(self, count: int, tenant: str) -> None:
+        self._slots.give_back(count, tenant)

@@ -92,7 +92,7 @@ class Delta:
     Attributes:
         token_probs: see `SamplingParams.token_probs`; in the first delta.
         times: times of the whole sequence; set in its last delta.
-        kept: what is kept for another engine; in the last delta.
+        held_blocks: what is kept for another engine; in the last delta.
     """
 
     text: str = ""
@@ -104,7 +104,7 @@ class Delta:
     stop_reason: int | str | None = None
     token_probs: list[float] | None = None
     times: RequestTimes | None = None
-    kept: RemoteBlocks | None = None
+    held_blocks: RemoteBlocks | None = None
 
 
 class OutputStream(Protocol):
@@ -211,7 +211,7 @@ class SequenceStream(OutputStream):
             delta.logprobs += output.logprobs[:used]
         delta.prompt_logprobs = output.prompt_logprobs or delta.prompt_logprobs
         delta.token_probs = output.token_probs or delta.token_probs
-        delta.kept = output.kept
+        delta.held_blocks = output.held_blocks
         if self._detokenizer.matched is not None:
             delta.finish_reason, delta.stop_reason = "stop", self._detokenizer.matched
         elif reason is not None:

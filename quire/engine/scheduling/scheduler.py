@@ -270,7 +270,7 @@ class Scheduler:
                 plan.stats.step_tokens += len(output.token_ids)
                 if output.finish_reason is not None:
                     if live_request.is_held and self.held is not None:
-                        output.kept = self.held.hold(live_request)
+                        output.held_blocks = self.held.hold(live_request)
                     self._leave(live_request)
         outputs += [self._finish_pooling(live[name], data) for name, data in result.pooled.items() if name in live]
         self.pool.end_step()

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import xxhash
 
-BlockFacts = Mapping[str, str]  # such as "block size": "16"; names are those of errors
+from quire.engine.client.facts import Facts
+
 WEIGHTS, CONFIG = "digest of the weights", "digest of the configuration"
 _WEIGHT_FILES = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 _PIECE = 4 << 20  # bytes that are read at a time
-_SHOWN = 200  # characters of a value in an error
 
 
-def difference(peer: BlockFacts, own: BlockFacts) -> str | None:
-    """Return the first difference between two engines, with both values; None: there is none."""
-    for name in [*own, *sorted(peer.keys() - own.keys())]:
-        theirs, ours = peer.get(name, "not known"), own.get(name, "not known")
-        if theirs != ours:
-            return f"the {name} is {theirs[:_SHOWN]} at the decoder and {ours[:_SHOWN]} at the prefiller"
-    return None
-
-
-def file_facts(folder: Path) -> BlockFacts:
+def file_facts(folder: Path) -> Facts:
     """Return the digests of a model's files: of their content alone, so that they are equal on all machines.
 
     Raises:

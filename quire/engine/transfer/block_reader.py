@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from quire.engine.client.facts import Facts
 from quire.engine.client.kv_transfer import RemoteBlocks
 from quire.engine.transfer import wire
-from quire.engine.transfer.block_facts import BlockFacts
 from quire.engine.transfer.loop_thread import LoopThread
 
 logger = logging.getLogger(__name__)
@@ -51,12 +51,12 @@ class BlockReader:
         self._read: deque[ReadBlock] = deque()
         self._changed = threading.Condition()
         self._room = asyncio.Event()
-        self._facts: BlockFacts | str | None = None
+        self._facts: Facts | str | None = None
         self._has_facts = asyncio.Event()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._releasing = 0
 
-    def set_facts(self, facts: BlockFacts | str) -> None:
+    def set_facts(self, facts: Facts | str) -> None:
         """Set what the blocks of this engine are, which reads wait for; or why none are read."""
         self._facts = facts
         self._thread.call(self._has_facts.set)
@@ -179,7 +179,7 @@ class BlockReader:
             self._put(ReadBlock(serial, index, content))
 
 
-async def _shake_hands(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, facts: BlockFacts) -> None:
+async def _shake_hands(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, facts: Facts) -> None:
     """Find out whether a peer has blocks of the same kind.
 
     Raises:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from quire.engine.client.facts import Facts, differences
 from quire.engine.transfer import wire
-from quire.engine.transfer.block_facts import BlockFacts, difference
 from quire.engine.transfer.loop_thread import LoopThread
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class BlockServer:
         self._most = max(2, _QUEUE // block_bytes)
         self._max_connections = max_connections
         self._wake = wake
-        self._facts: asyncio.Future[BlockFacts | str] | None = None
+        self._facts: asyncio.Future[Facts | str] | None = None
         self._connections = 0
         self._reads: dict[BlockRead, None] = {}
         self._released: deque[str] = deque()
@@ -79,7 +79,7 @@ class BlockServer:
         self.port: int = self._socket.getsockname()[1]
         self._server = thread.run(self._start())
 
-    def set_facts(self, facts: BlockFacts | str) -> None:
+    def set_facts(self, facts: Facts | str) -> None:
         """Set what the blocks are, which decoders wait for; or why none are sent."""
         self._thread.call(self._set_facts, facts)
 
@@ -110,7 +110,7 @@ class BlockServer:
         with suppress(RuntimeError):  # the loop has ended
             self._thread.call(self._server.close)
 
-    def _set_facts(self, facts: BlockFacts | str) -> None:
+    def _set_facts(self, facts: Facts | str) -> None:
         assert self._facts is not None
         if self._facts.done():
             self._facts = asyncio.get_running_loop().create_future()
@@ -141,8 +141,8 @@ class BlockServer:
             return
         assert self._facts is not None
         async with asyncio.timeout(_STALL):
-            own = await asyncio.shield(self._facts)
-        refusal = own if isinstance(own, str) else difference(received[0].facts, own)
+            facts = await asyncio.shield(self._facts)
+        refusal = facts if isinstance(facts, str) else _refusal_of(received[0].facts, facts)
         if refusal is not None:
             logger.warning("a decoder was refused: %s", refusal)
             wire.write(writer, wire.Refused(refusal))
@@ -206,6 +206,13 @@ class BlockServer:
         if len(self._released) < _RELEASED:
             self._released.append(request_id)
         self._wake()
+
+
+def _refusal_of(decoder: Facts, prefiller: Facts) -> str | None:
+    """Return the first difference between two engines; None: there is none."""
+    for name, theirs, ours in differences(decoder, prefiller):
+        return f"the {name} is {theirs} at the decoder and {ours} at the prefiller"
+    return None
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -80,8 +80,8 @@ class RowWords {
     RowWords(const void *x, int64_t stride)
         : first_((const char *)x), second_(first_ + 4 * stride), third_(second_ + 4 * stride), stride_(stride), thrice_(3 * stride) {}
     const uint32_t *at(int row) const {
-        const char *at = row < 4 ? first_ : row < 8 ? second_ : third_;
-        return (const uint32_t *)(at + (row % 4 == 3 ? thrice_ : row % 4 * stride_));
+        const char *base = row < 4 ? first_ : row < 8 ? second_ : third_;
+        return (const uint32_t *)(base + (row % 4 == 3 ? thrice_ : row % 4 * stride_));
     }
     void advance() {
         first_ += sizeof(uint32_t), second_ += sizeof(uint32_t), third_ += sizeof(uint32_t);

@@ -12,7 +12,7 @@ from typing_extensions import override
 from quire.engine.client.batch import BatchItem, OnResult, PooledBatch, open_batch
 from quire.engine.client.commands import Commands
 from quire.engine.client.deadline import Deadline
-from quire.engine.client.engine import NO_DEADLINE, Engine
+from quire.engine.client.engine import NO_DEADLINE
 from quire.engine.client.errors import EngineDead, EngineError
 from quire.engine.client.model_info import KVEventSource, ModelInfo
 from quire.engine.client.origin import check_rank, current_origin
@@ -24,11 +24,11 @@ from quire.engine.client.replicas.operation import Operations, ReplicaCommands, 
 from quire.engine.client.replicas.prefix_index import PromptKeys
 from quire.engine.client.replicas.replica import Replica
 from quire.engine.client.sleep import Sleeping
-from quire.engine.client.slots import Slots
+from quire.engine.client.slots import Slots, SlottedEngine
 from quire.engine.client.stream import Delta, EngineRequest, GenerateRequest, Pooled, PoolRequest
 
 
-class ReplicaSet(Engine):
+class ReplicaSet(SlottedEngine):
     """The replicas of a model. Belongs to one event loop.
 
     The front end knows of each replica which prompts it has got, and how many tokens of its requests are not computed.
@@ -115,21 +115,6 @@ class ReplicaSet(Engine):
 
     @property
     @override
-    def capacity(self) -> int:
-        return self._slots.capacity
-
-    @property
-    @override
-    def largest_request(self) -> int:
-        return self._slots.largest_request
-
-    @property
-    @override
-    def slots_in_use(self) -> int:
-        return self._slots.in_use
-
-    @property
-    @override
     def open_streams(self) -> int:
         return sum(replica.client.open_streams for replica in self._replicas)
 
@@ -187,14 +172,6 @@ class ReplicaSet(Engine):
         check_rank(current_origin(), range(len(self._replicas)))
         with self._slots.held(count, tenant, self.stats, self.observers):
             yield
-
-    @override
-    def take_slot(self, tenant: str) -> bool:
-        return self._slots.take_spare(tenant)
-
-    @override
-    def release_slots(self, count: int, tenant: str) -> None:
-        self._slots.give_back(count, tenant)
 
     @override
     async def generate(

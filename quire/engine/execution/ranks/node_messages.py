@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
 import msgspec
 
 
@@ -69,18 +67,3 @@ class End(msgspec.Struct, frozen=True, tag=True):
 
 FromNode = Join | JoinRank | RankEnded
 ToNode = Welcome | Refused | End
-
-
-def differences(node: int, theirs: Mapping[str, str], ours: Mapping[str, str]) -> Iterator[str]:
-    """Yield what is not the same on a node and on node 0."""
-    for name in dict.fromkeys((*ours, *theirs)):
-        there, here = theirs.get(name, "unknown"), ours.get(name, "unknown")
-        if there != here:
-            yield f"{name} is {_shown(there)} on node {node} and {_shown(here)} on node 0"
-
-
-_MAX_SHOWN = 200  # characters of a value
-
-
-def _shown(value: str) -> str:
-    return value if len(value) <= _MAX_SHOWN else f"{value[:_MAX_SHOWN]}..."

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from quire.engine.client.errors import MalformedMessage
+from quire.engine.client.facts import differences
 from quire.engine.execution.ranks.errors import NodesMissing
 from quire.engine.execution.ranks.messages import MAX_REPLY, FromWorker, RankChannel
 from quire.engine.execution.ranks.node_messages import (
@@ -28,7 +29,6 @@ from quire.engine.execution.ranks.node_messages import (
     RankEnded,
     Refused,
     Welcome,
-    differences,
 )
 from quire.engine.execution.ranks.sockets import connection_of, has_ended, limit_reading, listen, resolve, shut
 from quire.engine.models.distributed.rendezvous import StoreServer, TcpRendezvous
@@ -240,7 +240,10 @@ class NodeListener:
         address, _ = self._strangers.pop(channel.connection)
         limit_reading(channel.connection, 0)
         node = JoinedNode(join.node, address, channel)
-        error = "; ".join(differences(join.node, join.facts, facts))
+        error = "; ".join(
+            f"{name} is {theirs} on node {join.node} and {ours} on node 0"
+            for name, theirs, ours in differences(join.facts, facts)
+        )
         if error:
             self._refuse(node, error)
             raise NodesMissing(f"{node} does not fit: {error}")

@@ -17,7 +17,7 @@ import shutil
 import struct
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -254,10 +254,18 @@ def samples_of(path: Path) -> Iterator[bytes]:
 
 def _code_digest() -> bytes:
     """What the version of the kernels is known by: the library, their source, and that of what reads checkpoints."""
-    digest, package = hashlib.sha256(), Path(quire.__file__).parent
+    digest = hashlib.sha256()
     if native.kernels is not None:
         library = Path(native.kernels.__file__).stat()
         digest.update(f"{library.st_size} {library.st_mtime_ns}".encode())
-    for path in sorted(path for inner in _CODE for path in (package / inner).rglob("*.py")):
-        digest.update(path.name.encode() + path.read_bytes())
+    digest.update(source_digest(_CODE, (".py",)))
+    return digest.digest()
+
+
+def source_digest(folders: Iterable[str], suffixes: Container[str] = (".py", ".h", ".cpp")) -> bytes:
+    """Return the digest of the source files in folders of Quire."""
+    digest, package = hashlib.sha256(), Path(quire.__file__).parent
+    files = (path for folder in folders for path in (package / folder).rglob("*") if path.suffix in suffixes)
+    for path in sorted(files):
+        digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes())
     return digest.digest()

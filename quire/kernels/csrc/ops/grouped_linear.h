@@ -145,11 +145,13 @@ void quantize_inputs(const GroupedWeight &w, const typename T::Element *x, Input
                 part[i] = i >= count ? Element(0) : w.order ? x[w.order[block * INPUT_GROUP + i]] : from[i];
             from = part;
         }
-        int32_t words[BLOCK_WORDS], sums[2];
-        float scale = quantize_block(T::load(from), T::load(from + LANES), (int8_t *)words, sums);
+        InputBlock<1> quantized;
+        int32_t sums[2], words[BLOCK_WORDS];
+        float scale = quantize_block(T::load(from), T::load(from + LANES), (int8_t *)quantized.quads, sums);
         int32_t both = sums[0] + sums[1];
-        words[8] = start * (halves ? sums[0] : both), words[9] = start * sums[1];
-        std::memcpy(&words[10], &scale, sizeof scale);
+        quantized.starts[0][0] = start * (halves ? sums[0] : both), quantized.starts[1][0] = start * sums[1];
+        quantized.scales[0] = scale;
+        std::memcpy(words, &quantized, sizeof words);
         for (int64_t i = 0; i < BLOCK_WORDS; i++) row.words[i * apart] = words[i];
         if (!w.minimums) continue;
         if (halves) {
