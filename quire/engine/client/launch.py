@@ -197,6 +197,8 @@ class Killable(Protocol):
 
 
 _started: set[Killable] = set()
+_starting = threading.RLock()  # held while a process is started and gets its arguments
+_START_SECONDS = 2.0  # after which a process that ends does not wait for one that is being started
 
 
 def kill_with_process(owner: Killable) -> None:
@@ -211,6 +213,8 @@ def forget(owner: Killable) -> None:
 
 def kill_processes() -> None:
     """End all processes of cores and other children at once; for the end of a server that does not wait for them."""
+    # A child without arguments tells of an error, and belongs to nobody yet. The lock is kept: none is started anymore.
+    _starting.acquire(timeout=_START_SECONDS)
     for owner in list(_started):
         owner.kill()
     for child in multiprocessing.active_children():
@@ -234,7 +238,8 @@ def start_without_signals(process: BaseProcess) -> None:
     """Start a process that `end_with_parent` protects from signals, before it has called it."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SERVERS_SIGNALS)
     try:
-        process.start()  # it inherits what this thread blocks
+        with _starting:
+            process.start()  # it inherits what this thread blocks
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
