@@ -111,7 +111,7 @@ def measure(batch: int, params: SamplingParams) -> dict[str, float]:
     table = RequestTable(batch, _CONTEXT, _BLOCK)
     device = CpuDevice()
     cache = device.allocate_cache(
-        CacheLayout(model.caches, model.cache_groups(_CONTEXT)), blocks, _BLOCK, torch.bfloat16, 0
+        CacheLayout(model.caches, model.cache_groups(_CONTEXT)), blocks, _BLOCK, torch.bfloat16, 0, 0
     )
     attention = device.attention(cache, table, model, torch.bfloat16, EngineOptions())
     inputs, sampler = device.input_builder(table, EngineOptions()), Sampler(table, _VOCAB)

@@ -65,12 +65,11 @@ class GatedSumLayer(nn.Module):
         """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `StepAttention`."""
         assert step.states is not None
         qkv, gates = self.qkv(x), self.gate(x)
-        inputs, sums = step.states.read(self.index)
+        inputs, sums = step.states.arrays(self.index)
         results = torch.empty(len(x), self.spec.heads * self.spec.dim, dtype=x.dtype)
-        for sequence, (begin, end) in enumerate(step.states.ranges):
+        for slot, (begin, end) in zip(step.states.slots.tolist(), step.states.ranges, strict=True):
             for token in range(begin, end):
-                results[token] = self._token(qkv[token], gates[token], inputs[sequence], sums[sequence])
-        step.states.write(self.index, [inputs, sums])
+                results[token] = self._token(qkv[token], gates[token], inputs[slot], sums[slot])
         if last_layer and step.last_token_only and step.logits_indices is not None:
             results = results[step.logits_indices]
         out: Tensor = self.out(results)

@@ -82,7 +82,9 @@ class FakeRunner:
         self.varied = varied
         self.windows = scheduler._tables._groups.windows
         self.tables: dict[str, list[list[int]]] = {}  # of each group
-        self.states: dict[str, tuple[int, ...]] = {}
+        self.states: dict[str, tuple[int, ...]] = {}  # the tokens that they hold, if layers have states
+        self.poisoned: set[str] = set()  # requests that each step with them fails for
+        self.lost = 0  # sequences whose states a failed step has changed
         self.tokens: dict[str, list[int]] = {}
         self.ended: dict[str, str] = {}
         self.kept: dict[str, RemoteBlocks | None] = {}  # for other engines, of requests that have ended
@@ -100,7 +102,7 @@ class FakeRunner:
         for new in plan.new:
             assert new.request_id not in self.tables
             self.tables[new.request_id] = [[] for _ in self.windows]
-            self.states[new.request_id] = new.state_blocks
+            self.states[new.request_id] = ()
             self.tokens[new.request_id] = list(new.tokens)
             self.extended[new.request_id] = new.uses_long_rope
         limits = self.scheduler.limits
@@ -109,16 +111,18 @@ class FakeRunner:
         assert len({item.request_id for item in plan.scheduled}) == len(plan.scheduled)
         for item in plan.scheduled:
             self._apply(item)
-        for item in plan.scheduled:
-            self._check_states(item)
+        assert sum(bool(item.draft) for item in plan.scheduled) <= (limits.max_drafting or limits.max_num_seqs)
         sampled = [SampledTokens(item.request_id, self._sample(item)) for item in plan.scheduled if item.samples]
+        for item in plan.scheduled if self.scheduler._has_states else ():
+            self._check_states(item)
         awaited = {item.request_id for before, _ in self.in_flight for item in before.scheduled if item.samples}
         assert awaited.isdisjoint(item.request_id for item in plan.scheduled)
         if not plan.is_empty or not self.in_flight:
             failed = self.failing.keys() & {item.request_id for item in plan.scheduled}
             errors = {name: self.failing.pop(name) for name in failed}
-            sampled = [tokens for tokens in sampled if tokens.request_id not in errors]
-            self.in_flight.append((plan, StepResult(sampled, errors=errors)))
+            lost = self._lost(plan, errors)
+            sampled = [tokens for tokens in sampled if tokens.request_id not in {*errors, *lost}]
+            self.in_flight.append((plan, StepResult(sampled, errors=errors, lost=lost)))
         if len(self.in_flight) == limits.stages or plan.is_empty:
             self.finish()
         self.scheduler.check()
@@ -182,11 +186,20 @@ class FakeRunner:
                 self.written[table[position // BLOCK]] = extended, tuple(written[: position + 1])
 
     def _check_states(self, item: ScheduledSequence) -> None:
-        """A sequence has states of its own, which hold the tokens before those of the step, or none."""
-        groups, tokens = self.scheduler._tables._groups, self.tokens[item.request_id]
-        blocks = self.states[item.request_id]
-        assert len(blocks) == groups.state_blocks
-        for block in blocks:
-            if item.start:
-                assert self.written[block][1] == tuple(tokens[: item.start])
-            self.written[block] = False, tuple(tokens[: item.start + item.count])
+        """States hold the tokens before those of the step; they go back where a draft is not accepted as a whole."""
+        before, tokens = self.states[item.request_id], (*self.tokens[item.request_id], *item.draft)
+        assert not item.start or before == tokens[: item.start]
+        if len(self._sample(item)) > len(item.draft):
+            self.states[item.request_id] = tokens[: item.start + item.count]
+
+    def _lost(self, plan: StepPlan, errors: dict[str, SequenceError]) -> list[str]:
+        """Let a step fail that has poisoned requests: the one that is alone ends, else all lose their states."""
+        names = [item.request_id for item in plan.scheduled]
+        if self.poisoned.isdisjoint(names):
+            return []
+        if len(names) == 1:
+            errors[names[0]] = SequenceError("poisoned")
+            return []
+        self.lost += len(names)
+        self.states.update(dict.fromkeys(names, (-1,)))
+        return names

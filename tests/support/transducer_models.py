@@ -18,9 +18,8 @@ from transformers import NemotronAsrStreamingConfig, NemotronAsrStreamingFeature
 
 from quire.engine.client.protocol import AudioItem
 from quire.engine.client.streaming import TransducerInfo
-from quire.engine.execution.cache import HostKVCache
 from quire.engine.execution.cache_layout import CacheLayout
-from quire.engine.execution.request_table import RequestTable
+from quire.engine.execution.state_slots import StateSlots, slot_bytes
 from quire.engine.execution.states import StateCaches
 from quire.engine.models.model_config import read_model_config
 from quire.engine.models.networks.transducer import TransducerModel
@@ -99,10 +98,8 @@ def offline(audio: Features) -> dict[str, torch.Tensor]:
 
 def states_of_one_sequence(model: TransducerModel) -> StateCaches:
     """The states of a sequence in row 0."""
-    layout = CacheLayout({}, model.cache_groups())
-    cache, count = HostKVCache(layout, 1, 1, torch.float32), layout.state_blocks(1, torch.float32)
-    table = RequestTable(1, 0, 1, windows=(), state_blocks=count)
-    return StateCaches(cache, table, torch.device("cpu"))
+    kinds = CacheLayout({}, model.cache_groups()).states
+    return StateCaches(StateSlots(torch.zeros(1, slot_bytes(kinds), dtype=torch.uint8), kinds), 1)
 
 
 def save_transducer(model: Any, folder: Path, **options: Any) -> Path:

@@ -10,15 +10,17 @@ from typing import cast
 
 import torch
 
+from quire.config.options import EngineOptions
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.encoder_memory import cached_embeddings, embedding_bytes, encode_largest_picture
 from quire.engine.execution.attention.libraries import LIBRARIES
-from quire.engine.execution.cache import CacheMemory, KVCache
+from quire.engine.execution.cache import CacheMemory, KVCache, count_slots
 from quire.engine.execution.cache_layout import CacheLayout
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.memory import MemoryShare, free_memory
 from quire.engine.execution.profile import run_largest_step
 from quire.engine.execution.runner import LOGITS_CHUNK
+from quire.engine.execution.state_slots import slot_bytes
 from quire.engine.models.config.quantization import cache_scheme
 from quire.engine.models.distributed.placement import Placement
 from quire.engine.models.errors import UnsupportedModel
@@ -34,6 +36,25 @@ from quire.kernels import gpu
 logger = logging.getLogger(__name__)
 _FLOAT8 = "fp8"  # float8_e4m3
 _AHEAD = 32 << 20  # bytes of a small model's cache that are mapped before they are used
+_DRAFT_SLOTS = 8  # sequences of a step whose drafts can be verified: a draft step copies a state of megabytes for each
+
+
+@dataclass(frozen=True, slots=True)
+class SlotCounts:
+    """Slots of states.
+
+    Attributes:
+        sequences: the most sequences that run at the same time; in models without states there are no slots for them.
+        spare: slots for the states behind drafts: as many sequences of a step have one.
+    """
+
+    sequences: int
+    spare: int
+
+    @property
+    def total(self) -> int:
+        """All slots."""
+        return self.sequences + self.spare
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +75,38 @@ class CachePlan:
         """Bytes of a block."""
         return self.layout.block_bytes(self.block_size, self.dtype)
 
-    def with_state_blocks(self, count: int) -> CachePlan:
-        """Return the same plan for sequences whose states take as many blocks, of which this rank may use fewer."""
-        return replace(self, groups=replace(self.groups, state_blocks=count))
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the states of a sequence."""
+        return slot_bytes(self.layout.states)
 
     def most_blocks(self, length: int, step: int) -> int:
         """Return the most blocks of a sequence; see `BlockGroups.most_blocks`."""
         return self.groups.most_blocks(length, step, self.block_size)
 
-    def allocator(self, device: Device, blocks: int, weight_bytes: int) -> Callable[[], KVCache]:
+    def count_slots(self, options: EngineOptions, length: int, step: int, available: CacheMemory | None) -> SlotCounts:
+        """Return how many sequences have slots for their states, and how many slots are spare.
+
+        Args:
+            options: the most sequences, and whether they have drafts.
+            length: tokens of the longest sequence; step: the most of them that one step computes.
+            available: see `count_slots`.
+
+        Raises:
+            OutOfCacheMemory: there is no memory for one.
+        """
+        if not self.slot_bytes:
+            return SlotCounts(options.max_num_seqs, 0)
+        drafts = _DRAFT_SLOTS if options.speculative_method == "ngram" and options.num_speculative_tokens else 0
+        page_bytes = self.most_blocks(length, step) * self.block_bytes
+        count = count_slots(options, self.slot_bytes, page_bytes, available, drafts)
+        spare = min(drafts, count // 2)
+        return SlotCounts(min(options.max_num_seqs, count - spare), spare)
+
+    def allocator(self, device: Device, blocks: int, slots: SlotCounts, weight_bytes: int) -> Callable[[], KVCache]:
         """Return a function that allocates the KV cache, and does not hold the model."""
         prefault = min(max(_AHEAD, weight_bytes // 16), blocks * self.block_bytes // 4)
-        return partial(device.allocate_cache, self.layout, blocks, self.block_size, self.dtype, prefault)
+        return partial(device.allocate_cache, self.layout, blocks, self.block_size, self.dtype, prefault, slots.total)
 
 
 def plan_cache(loaded: LoadedModel, config: CoreConfig, device: Device) -> CachePlan:
@@ -84,7 +125,7 @@ def plan_cache(loaded: LoadedModel, config: CoreConfig, device: Device) -> Cache
     layout, dtype = CacheLayout(shapes, model.cache_groups(context_len)), _cache_dtype(loaded, config)
     transfer = config.engine.kv_transfer
     kept_blocks = int(transfer is not None and transfer.sends)
-    return CachePlan(layout, dtype, size, BlockGroups(layout.windows, layout.state_blocks(size, dtype), kept_blocks))
+    return CachePlan(layout, dtype, size, BlockGroups(layout.windows, layout.has_states, kept_blocks))
 
 
 def reason_against_reading_blocks(config: CoreConfig, plan: CachePlan, device: Device) -> str:
@@ -93,7 +134,7 @@ def reason_against_reading_blocks(config: CoreConfig, plan: CachePlan, device: D
         return "the KV blocks of GPUs are not read"
     if config.parallel.ranks > 1:
         return "the KV blocks of several ranks are not read"
-    if plan.groups.state_blocks:
+    if plan.groups.has_states:
         return "the model has states, which have no prefix cache"
     return ""
 

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from quire.allocator import keep_freed_memory
 from quire.config.options import EngineOptions
 from quire.engine.build.attention_checks import with_attention_backend
-from quire.engine.build.cache import CachePlan, cache_memory, host_memory, plan_cache, with_cache_dtype
+from quire.engine.build.cache import CachePlan, SlotCounts, cache_memory, host_memory, plan_cache, with_cache_dtype
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.delayed_streams import delayed_streams_of
 from quire.engine.build.encoder_memory import (
@@ -374,7 +374,7 @@ def _build_decoder(
     poll = partial(_stop_if_asked, channel)
     plan = plan_cache(loaded, config, device)
     if ranks is not None:
-        plan = ranks.connect(device, plan, loaded.dtype, poll)
+        ranks.connect(device, loaded.dtype, poll)
     reserved = 0
     streaming = delayed_streams_of(loaded, options, device)
     if streaming is not None:
@@ -387,9 +387,19 @@ def _build_decoder(
     step = options.max_num_batched_tokens if streaming is None else streaming.largest_piece(options)
     available = cache_memory(loaded, config, device, reserved)
     needed = plan.most_blocks(loaded.context_len, step) + cross_blocks
-    num_blocks = count_blocks(options, plan.block_bytes, needed, available)
+    slots = plan.count_slots(options, loaded.context_len, step, available)
+    num_blocks = count_blocks(options, plan.block_bytes, needed, available, slots.total * plan.slot_bytes)
     if ranks is not None:
-        num_blocks = ranks.least_blocks(num_blocks, poll)
+        num_blocks, slots = ranks.least(num_blocks, slots, poll)
+    if slots.sequences < options.max_num_seqs:
+        logger.info(
+            "%d sequences run at the same time: there is no memory for the states of more, which take %d KiB each",
+            slots.sequences,
+            plan.slot_bytes >> 10,
+        )
+        options = options.model_copy(update={"max_num_seqs": slots.sequences})
+        config = replace(config, engine=options)
+        streaming = None if streaming is None else replace(streaming, streams=slots.sequences)
     context_len = loaded.config.within_step(
         _fitting_context(loaded, config, plan, num_blocks - cross_blocks, step),
         config.model.max_model_len,
@@ -398,13 +408,14 @@ def _build_decoder(
     if streaming is not None:
         streaming.check_context(context_len)
     is_host = device.torch_device.type == "cpu"
-    taken = num_blocks * plan.block_bytes + reserved + cached_embeddings(loaded, options) * embedding_bytes(loaded)
+    cache_bytes = num_blocks * plan.block_bytes + slots.total * plan.slot_bytes
+    taken = cache_bytes + reserved + cached_embeddings(loaded, options) * embedding_bytes(loaded)
     left = host_memory(config) - taken if is_host else None
     kind = loaded.config.kind(context_len, options.max_num_batched_tokens)
     kind = _with_room_for_items(kind, loaded, context_len, config, left)
     if ranks is not None:
-        ranks.allocate(num_blocks, context_len)
-    allocate = plan.allocator(device, num_blocks, loaded.weight_bytes)
+        ranks.allocate(num_blocks, context_len, slots)
+    allocate = plan.allocator(device, num_blocks, slots, loaded.weight_bytes)
     grammars = GrammarCompiler(config.folder, loaded.vocab_size)
     build = ExecutorBuild(config, device, context_len, grammars, plan.groups)
     executor = build.executor(loaded, allocate(), streaming, None if ranks is None else ranks.runner_type)
@@ -427,7 +438,9 @@ def _build_decoder(
     recorder = None if events is None else event_recorder(events, plan, config.replica)
     observers = () if recorder is None else (recorder,)
     stages = config.parallel.pipeline_parallel_size
-    schedule = partial(_scheduler, options, plan.groups, context_len, num_blocks, stages, observers, tier, transfer)
+    schedule = partial(
+        _scheduler, options, plan.groups, context_len, num_blocks, slots, stages, observers, tier, transfer
+    )
     sleeper = _sleeper(config, loaded, device, channel, source, allocate, schedule, build.executor)
     core = EngineCore(
         schedule(loaded) if streaming is None else streaming.scheduler(options, plan.groups, context_len, num_blocks),
@@ -443,7 +456,7 @@ def _build_decoder(
         transfer=None if transfer is None else transfer.core,
         **_operation(config, loaded, device, source, sleeper, ranks),
     )
-    cache_bytes = num_blocks * plan.block_bytes + (0 if ranks is None else ranks.cache_bytes)
+    cache_bytes += 0 if ranks is None else ranks.cache_bytes
     return _Built(
         core,
         num_blocks,
@@ -468,6 +481,7 @@ def _scheduler(
     groups: BlockGroups,
     context_len: int,
     num_blocks: int,
+    slots: SlotCounts,
     stages: int,
     observers: Sequence[BlockObserver],
     tier: OpenedTier | None,
@@ -475,8 +489,9 @@ def _scheduler(
     loaded: LoadedModel,
 ) -> Scheduler:
     max_draft = options.num_speculative_tokens if options.speculative_method == "ngram" else 0
-    if max_draft and groups.state_blocks:
-        logger.warning("--speculative-method has no effect: a rejected draft would have changed the model's states")
+    if max_draft and groups.has_states and (stages > 1 or not slots.spare):
+        reason = "a model with states has no drafts in several stages" if stages > 1 else "no memory for a second state"
+        logger.warning("--speculative-method has no effect: %s", reason)
         max_draft = 0
     speech = None if loaded.speech is None else loaded.speech.info
     limits = SchedulerLimits(
@@ -484,6 +499,7 @@ def _scheduler(
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_model_len=context_len,
         max_draft=max_draft,
+        max_drafting=slots.spare if groups.has_states else None,
         rope_switch=cast("LanguageModel", loaded.model).rope_switch,
         convolutions=() if speech is None else speech.convolutions,
         encoder_compute_budget=options.max_num_batched_tokens,

@@ -17,7 +17,7 @@ def event_publisher(options: EngineOptions, plan: CachePlan, rank: int) -> KVEve
     Raises:
         EndpointUnavailable: one of its sockets cannot be bound.
     """
-    has_prefix_cache = options.enable_prefix_caching and not plan.groups.state_blocks
+    has_prefix_cache = options.enable_prefix_caching and not plan.groups.has_states
     return KVEventPublisher(options.kv_events, rank) if options.kv_events.publishes and has_prefix_cache else None
 
 

@@ -8,7 +8,7 @@ import multiprocessing
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import cast
 import torch
 
 from quire.allocator import keep_freed_memory
-from quire.engine.build.cache import CachePlan, cache_memory, plan_cache
+from quire.engine.build.cache import SlotCounts, cache_memory, plan_cache
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.warm_up import warm_up_vision
 from quire.engine.client.launch import allowed_cores
@@ -127,13 +127,10 @@ class Ranks:
         self._is_host = device.torch_device.type == "cpu"
         self._workers = Workers(partial(run_rank, config), config.parallel.local_ranks, rendezvous, launch, nodes)
 
-    def connect(self, device: Device, plan: CachePlan, dtype: torch.dtype, poll: Poll) -> CachePlan:
+    def connect(self, device: Device, dtype: torch.dtype, poll: Poll) -> None:
         """Wait until all ranks have loaded their parts, and connect them; `poll` is called meanwhile.
 
         `dtype`: in which this rank runs the model.
-
-        Returns:
-            The plan of this rank's cache, with the state blocks of the rank where they are most: all tables have those.
 
         Raises:
             RankDied: a worker has failed.
@@ -146,28 +143,30 @@ class Ranks:
                     f"--dtype auto is {reply.dtype} on rank {rank} and {dtype} on rank 0: set it to one of both"
                 )
         self.weight_bytes = sum(reply.weight_bytes for reply in replies)
-        state_blocks = max(plan.groups.state_blocks, *(reply.state_blocks for reply in replies))
-        self._workers.send(Connect(state_blocks))
+        self._workers.send(Connect())
         self._workers.run(partial(_connect, self.groups, self._workers.rendezvous, device), poll)
         self._workers.watch(self.groups.abort)
-        return plan.with_state_blocks(state_blocks)
 
     def noticing_death(self) -> AbstractContextManager[None]:
         """Raise RankDied in place of an error that the end of a worker has caused."""
         return self._workers.noticing_death()
 
-    def least_blocks(self, num_blocks: int, poll: Poll) -> int:
-        """The number of KV blocks that every rank has memory for. `num_blocks`: those of this one."""
+    def least(self, num_blocks: int, slots: SlotCounts, poll: Poll) -> tuple[int, SlotCounts]:
+        """The KV blocks and the slots that every rank has memory for. `num_blocks`, `slots`: those of this one."""
         counts = self._workers.collect(Counted, poll)  # all are connected
         if self._store is not None and self._is_host:  # NCCL goes on to use it
             self._store.close()
         least = min(num_blocks, *(reply.num_blocks for reply in counts))
-        self.cache_bytes = sum(least * reply.block_bytes for reply in counts)
-        return least
+        slots = SlotCounts(
+            min(slots.sequences, *(reply.sequences for reply in counts)),
+            min(slots.spare, *(reply.spare_slots for reply in counts)),
+        )
+        self.cache_bytes = sum(least * reply.block_bytes + slots.total * reply.slot_bytes for reply in counts)
+        return least, slots
 
-    def allocate(self, num_blocks: int, context_len: int) -> None:
+    def allocate(self, num_blocks: int, context_len: int, slots: SlotCounts) -> None:
         """Let all workers allocate their KV caches and prepare for steps, as this rank does next."""
-        self._workers.send(Allocate(num_blocks, context_len))
+        self._workers.send(Allocate(num_blocks, context_len, slots.sequences, slots.spare))
 
     def wait_until_ready(self, poll: Poll) -> None:
         """Wait until all workers are ready for steps.
@@ -245,10 +244,13 @@ def step_profiler(config: CoreConfig, rank: int = 0) -> StepProfiler:
     return StepProfiler(config.engine.profiler, f"{config.model_config.model_type}{replica}-rank-{rank}")
 
 
-def input_builder(config: CoreConfig, device: Device, table: RequestTable) -> InputBuilder:
-    """The builder of step inputs, without padding for CUDA graphs on several ranks: collectives are not captured."""
+def input_builder(config: CoreConfig, device: Device, table: RequestTable, groups: BlockGroups) -> InputBuilder:
+    """The builder of step inputs, without padding for CUDA graphs where these do not capture steps.
+
+    Not with several ranks, because of their collectives, nor with states, whose slots are not at fixed addresses there.
+    """
     options = config.engine
-    if Placement.of(config.parallel).ranks > 1:
+    if Placement.of(config.parallel).ranks > 1 or groups.has_states:
         options = options.model_copy(update={"enforce_eager": True})
     return device.input_builder(table, options)
 
@@ -270,16 +272,15 @@ def request_table(
             model.rope_switch,
             cross_len,
             windows=groups.windows,
-            state_blocks=groups.state_blocks,
         )
     except MemoryError as error:
         rows = f"{options.max_num_seqs} sequences of {context_len} tokens"
         raise OutOfCacheMemory(f"no memory for a table of {rows}: lower --max-num-seqs or --max-model-len") from error
 
 
-def state_caches(cache: KVCache, table: RequestTable, device: Device) -> StateCaches | None:
+def state_caches(cache: KVCache, table: RequestTable) -> StateCaches | None:
     """The states of sequences; None if the layers of this rank have none."""
-    return StateCaches(cache, table, device.torch_device) if cache.states else None
+    return None if cache.states is None else StateCaches(cache.states, len(table.lengths))
 
 
 def run_rank(config: CoreConfig, rank: int, rendezvous: Rendezvous, connection: Connection) -> None:
@@ -361,18 +362,22 @@ def _build_follower(
     keep_freed_memory()
     model = cast("LanguageModel", loaded.model)
     plan = plan_cache(loaded, config, device)
-    channel.send(Loaded(loaded.weight_bytes, plan.groups.state_blocks, str(loaded.dtype)))
-    plan = plan.with_state_blocks(channel.receive_one(Connect).state_blocks)
+    channel.send(Loaded(loaded.weight_bytes, str(loaded.dtype)))
+    channel.receive_one(Connect)
     _connect(groups, rendezvous, device)
-    needed = plan.most_blocks(loaded.context_len, config.engine.max_num_batched_tokens)
+    step = config.engine.max_num_batched_tokens
+    needed = plan.most_blocks(loaded.context_len, step)
     available = cache_memory(loaded, config, device, 0)
-    num_blocks = count_blocks(config.engine, plan.block_bytes, needed, available)
-    channel.send(Counted(num_blocks, plan.block_bytes))
+    slots = plan.count_slots(config.engine, loaded.context_len, step, available)
+    num_blocks = count_blocks(config.engine, plan.block_bytes, needed, available, slots.total * plan.slot_bytes)
+    channel.send(Counted(num_blocks, plan.block_bytes, slots.sequences, slots.spare, plan.slot_bytes))
     message = channel.receive_one(Allocate)
     model.set_context(message.context_len)
-    cache = plan.allocator(device, message.num_blocks, loaded.weight_bytes)()
+    slots = SlotCounts(message.sequences, message.spare_slots)
+    config = replace(config, engine=config.engine.model_copy(update={"max_num_seqs": slots.sequences}))
+    cache = plan.allocator(device, message.num_blocks, slots, loaded.weight_bytes)()
     table = request_table(config, model, plan.groups, message.context_len)
-    inputs = input_builder(config, device, table)
+    inputs = input_builder(config, device, table, plan.groups)
     attention = device.attention(cache, table, model, loaded.dtype, config.engine)
     runner = FollowingRunner(
         model,
@@ -383,7 +388,7 @@ def _build_follower(
         Sampler(table, loaded.vocab_size),
         hidden_states(),
         item_encoder(model, cache, config.engine.block_size),
-        states=state_caches(cache, table, device),
+        states=state_caches(cache, table),
     )
     if device.compiles_kernels:
         warm_up_vision(loaded)

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import torch
 
 from quire.config.options import EngineOptions
-from quire.engine.build.cache import CachePlan
+from quire.engine.build.cache import CachePlan, SlotCounts
 from quire.engine.client.streaming import TransducerInfo
-from quire.engine.execution.cache import KVCache, OutOfCacheMemory
+from quire.engine.execution.cache import OutOfCacheMemory
 from quire.engine.execution.cache_layout import CacheLayout
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.executor import LocalExecutor
 from quire.engine.execution.request_table import RequestTable
+from quire.engine.execution.state_slots import StateSlots
 from quire.engine.execution.transducer_runner import TransducerRunner
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.loader import LoadedModel
@@ -55,25 +56,24 @@ def build_transducer(
     assert isinstance(info, TransducerInfo)
     _check_context(loaded.context_len, info)
     plan = _plan(model, options, loaded.dtype)
-    size = plan.groups.state_blocks * plan.block_bytes
+    size = plan.slot_bytes
     streams = max(1, min(options.max_num_seqs, int(options.encoder_cache_memory) // size))
     if streams < options.max_num_seqs:
         logger.info(
             "%d sequences run at the same time: a state takes %d KiB of --encoder-cache-memory", streams, size >> 10
         )
-    num_blocks = streams * plan.groups.state_blocks
     limits = SchedulerLimits(
         max_num_seqs=streams,
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_model_len=loaded.context_len,
         encoder_compute_budget=frame_budget(options.max_num_batched_tokens),
     )
-    pool, by_priority = BlockPool(num_blocks, plan.block_size), options.scheduling_policy == "priority"
+    pool, by_priority = BlockPool(streams, plan.block_size), options.scheduling_policy == "priority"
     scheduler = TransducerScheduler(limits, pool, plan.groups, info, by_priority=by_priority)
-    cache = _allocate(plan, num_blocks, device)
-    table = RequestTable(streams, 0, plan.block_size, windows=(), state_blocks=plan.groups.state_blocks)
-    executor = LocalExecutor(device.activate, TransducerRunner(model, info, cache, table))
-    return BuiltTransducer(scheduler, executor, num_blocks, num_blocks * plan.block_bytes)
+    slots = _allocate(plan, streams, device)
+    table = RequestTable(streams, 0, plan.block_size, windows=())
+    executor = LocalExecutor(device.activate, TransducerRunner(model, info, slots, table))
+    return BuiltTransducer(scheduler, executor, streams, streams * size)
 
 
 def _check_context(context_len: int, info: TransducerInfo) -> None:
@@ -86,16 +86,18 @@ def _check_context(context_len: int, info: TransducerInfo) -> None:
 
 
 def _plan(model: TransducerModel, options: EngineOptions, dtype: torch.dtype) -> CachePlan:
-    """The plan of a cache that has states alone: a sequence takes one block, with a place for each of them."""
-    layout, size = CacheLayout({}, model.cache_groups()), options.block_size
-    return CachePlan(layout, dtype, size, BlockGroups((), layout.state_blocks(size, dtype)))
+    """The plan of a cache that has states alone."""
+    layout = CacheLayout({}, model.cache_groups())
+    return CachePlan(layout, dtype, options.block_size, BlockGroups((), has_states=True))
 
 
-def _allocate(plan: CachePlan, num_blocks: int, device: Device) -> KVCache:
+def _allocate(plan: CachePlan, streams: int, device: Device) -> StateSlots:
     try:
-        return plan.allocator(device, num_blocks, 0)()
+        slots = plan.allocator(device, streams, SlotCounts(streams, 0), 0)().states
     except OutOfCacheMemory as error:
         raise OutOfCacheMemory(
-            f"the {num_blocks * plan.block_bytes} bytes of the states of sequences cannot be allocated: "
+            f"the {streams * plan.slot_bytes} bytes of the states of sequences cannot be allocated: "
             "lower --encoder-cache-memory or --max-num-seqs"
         ) from error
+    assert slots is not None
+    return slots

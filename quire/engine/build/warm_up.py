@@ -408,7 +408,6 @@ def _new(name: str, sequence: _Sequence, limits: WarmUpLimits, *, encodes: bool)
         prompt_logprobs=sequence.prompt_logprobs,
         cross_attention=cross,
         lora_id=sequence.lora_id,
-        state_blocks=tuple(range(limits.groups.state_blocks)),
     )
 
 

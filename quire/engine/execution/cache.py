@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -13,7 +14,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from quire.config.options import EngineOptions
-from quire.engine.execution.cache_layout import CacheLayout, LayerCache, LayerStates
+from quire.engine.execution.cache_layout import CacheLayout, LayerCache
+from quire.engine.execution.state_slots import StateSlots, slot_bytes
 
 _PREFAULT_BYTES = 8 << 20  # at a time
 
@@ -23,15 +25,15 @@ class OutOfCacheMemory(Exception):
 
 
 class KVCache(Protocol):
-    """The pages of all layers.
+    """The pages of all layers, and the states of those that have some.
 
     Attributes:
         layers: the pages of each layer, by its index.
-        states: the states of each layer that has some.
+        states: the states of sequences; None where no layer has some.
     """
 
     layers: Mapping[int, LayerCache]
-    states: Mapping[int, LayerStates]
+    states: StateSlots | None
 
     def ensure_mapped(self, block: int) -> None:
         """Back a block, and all before it, with memory; called before a step writes to it."""
@@ -61,41 +63,91 @@ class CacheMemory:
 
 
 def count_blocks(
-    options: EngineOptions, bytes_per_block: int, blocks_per_sequence: int, available: CacheMemory | None
+    options: EngineOptions,
+    bytes_per_block: int,
+    blocks_per_sequence: int,
+    available: CacheMemory | None,
+    state_bytes: int = 0,
 ) -> int:
     """Number of blocks to allocate: as configured, or as much as memory and the largest possible need allow.
 
     Args:
         options: number of sequences, and memory if it is configured.
-        bytes_per_block: bytes of a block.
+        bytes_per_block: bytes of a block; 0: the rank's layers have states alone, which limit no blocks. A model
+            without pages has as many blocks as sequences.
         blocks_per_sequence: the most that one sequence takes.
         available: the memory that the KV cache may take; None: as --kv-cache-memory-bytes says.
+        state_bytes: part of it that the slots of states take.
 
     Raises:
         OutOfCacheMemory: not even one block fits.
     """
-    if available is None:
-        memory, advice = int(options.kv_cache_memory_bytes or 0), "raise --kv-cache-memory-bytes"
-    else:
-        max_needed = options.max_num_seqs * blocks_per_sequence
-        memory = min(available.nbytes, max_needed * bytes_per_block)
-        advice = f"free some memory or raise {available.setting}"
+    if not bytes_per_block:
+        return options.max_num_seqs * max(1, blocks_per_sequence)
+    memory, advice = _memory(options, available)
+    memory -= state_bytes
+    if available is not None:
+        memory = min(memory, options.max_num_seqs * blocks_per_sequence * bytes_per_block)
     blocks = memory // bytes_per_block
     if blocks < 1:
+        beside = f" beside {state_bytes} bytes of states" if state_bytes else ""
         raise OutOfCacheMemory(
             f"there is not enough memory for one KV block: it needs {bytes_per_block} bytes, "
-            f"{memory} are available; {advice}"
+            f"{memory} are available{beside}; {advice}"
         )
     return blocks
+
+
+def count_slots(
+    options: EngineOptions, bytes_per_slot: int, page_bytes: int, available: CacheMemory | None, spare: int = 0
+) -> int:
+    """Number of slots of states to allocate: one for each sequence and the spare ones, or as many as fit.
+
+    As many fit as there is memory for with all pages that a sequence can need. If these are fewer, slots may take half
+    of the memory: most sequences are shorter than the longest.
+
+    Args:
+        options: number of sequences, and memory if it is configured.
+        bytes_per_slot: bytes of a slot; 0: the model has no states.
+        page_bytes: bytes of the most blocks that one sequence takes.
+        available: the memory that pages and states may take; None: as --kv-cache-memory-bytes says.
+        spare: slots beside those of sequences.
+
+    Raises:
+        OutOfCacheMemory: not even one slot fits.
+    """
+    if not bytes_per_slot:
+        return options.max_num_seqs
+    memory, advice = _memory(options, available)
+    if bytes_per_slot > memory:
+        raise OutOfCacheMemory(
+            f"there is not enough memory for the states of one sequence: they need {bytes_per_slot} bytes, "
+            f"{memory} are available; {advice}"
+        )
+    fitting = max(1, memory // (bytes_per_slot + page_bytes), memory // 2 // bytes_per_slot)
+    return min(options.max_num_seqs + spare, fitting)
+
+
+def _memory(options: EngineOptions, available: CacheMemory | None) -> tuple[int, str]:
+    """Return the bytes that a KV cache may take, and what to do if these are too few."""
+    if available is None:
+        return int(options.kv_cache_memory_bytes or 0), "raise --kv-cache-memory-bytes"
+    return available.nbytes, f"free some memory or raise {available.setting}"
 
 
 class DeviceKVCache(KVCache):
     """Pages of all layers in one allocation of a device's memory, zero at first. Those of a layer are adjacent."""
 
     def __init__(
-        self, layout: CacheLayout, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        layout: CacheLayout,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        slots: int = 0,
     ) -> None:
-        """Allocate the memory.
+        """Allocate the memory. `slots`: those of states.
 
         Raises:
             OutOfCacheMemory: the device has not enough.
@@ -103,12 +155,13 @@ class DeviceKVCache(KVCache):
         nbytes = num_blocks * layout.block_bytes(block_size, dtype)
         try:
             memory = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+            self.states = _states(layout, slots, partial(torch.zeros, dtype=torch.uint8, device=device))
         except torch.OutOfMemoryError as error:
             raise OutOfCacheMemory(
                 f"the {nbytes} bytes of the KV cache cannot be allocated: "
                 "lower --kv-cache-memory-bytes or --gpu-memory-utilization"
             ) from error
-        self.layers, self.states = layout.divide(memory, num_blocks, block_size, dtype, by_place=True)
+        self.layers = layout.divide(memory, num_blocks, block_size, dtype, by_place=True)
         sizes = layout.place_bytes(block_size, dtype)
         parts = memory.split([num_blocks * size for size in sizes])
         self._places = [part.view(num_blocks, size) for part, size in zip(parts, sizes, strict=True)]
@@ -143,16 +196,32 @@ class HostKVCache(KVCache):
     """
 
     def __init__(
-        self, layout: CacheLayout, num_blocks: int, block_size: int, dtype: torch.dtype, prefault: int = 0
+        self,
+        layout: CacheLayout,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        prefault: int = 0,
+        slots: int = 0,
     ) -> None:
-        """`prefault`: bytes to keep mapped ahead of the blocks in use, while idle."""
+        """Reserve the memory.
+
+        Args:
+            layout: how blocks are divided.
+            num_blocks: blocks of the pages.
+            block_size: tokens of a block.
+            dtype: of the elements of pages.
+            prefault: bytes to keep mapped ahead of the blocks in use, while idle.
+            slots: those of states.
+        """
         per_block = layout.block_bytes(block_size, dtype)
         memory = _lazy_zeros(num_blocks * per_block)
         self._blocks = memory.view(num_blocks, per_block)
-        self._stride = max(1, _PREFAULT_BYTES // per_block)
-        self._ahead = prefault // per_block
+        self._stride = max(1, _PREFAULT_BYTES // max(1, per_block))
+        self._ahead = prefault // max(1, per_block)
         self._used = self._mapped = 0  # blocks that were written to, and that are mapped; both count from the first
-        self.layers, self.states = layout.divide(memory, num_blocks, block_size, dtype, by_place=False)
+        self.layers = layout.divide(memory, num_blocks, block_size, dtype, by_place=False)
+        self.states = _states(layout, slots, _lazy_zeros)
 
     @override
     def ensure_mapped(self, block: int) -> None:
@@ -181,8 +250,18 @@ class HostKVCache(KVCache):
         self._mapped = min(end, len(self._blocks))
 
 
+def _states(layout: CacheLayout, slots: int, zeros: Callable[[int], Tensor]) -> StateSlots | None:
+    """Allocate the states of layers. `zeros`: returns so many bytes."""
+    kinds = layout.states
+    if not kinds or not slots:
+        return None
+    return StateSlots(zeros(slots * slot_bytes(kinds)).view(slots, -1), kinds)
+
+
 def _lazy_zeros(size: int) -> Tensor:
     """Bytes whose memory is not resident until it is written; in huge pages, for fewer page faults and TLB misses."""
+    if not size:
+        return torch.empty(0, dtype=torch.uint8)
     try:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:

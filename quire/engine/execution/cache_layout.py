@@ -13,8 +13,6 @@ from torch import Tensor
 from quire.engine.models.specs.cache import CacheGroup, CacheShape, CrossCache, StateCache
 from quire.kernels import int8_pages
 
-_STATE_ALIGNMENT = 16  # bytes
-
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
@@ -34,27 +32,10 @@ class LayerCache:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerStates:
-    """Where the states of one layer are.
-
-    Attributes:
-        places: (blocks, bytes) uint8, the layer's place in each block.
-        blocks: the part of a sequence's state blocks whose places hold the state, one behind the other.
-    """
-
-    kind: StateCache
-    places: Tensor
-    blocks: slice
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of a state."""
-        return _state_bytes(self.kind)
-
-
-@dataclass(frozen=True, slots=True)
 class CacheLayout:
     """How layers share blocks: a block has a place for each layer of a group, and belongs to one group at a time.
+
+    States of a fixed size are not in blocks, see `StateSlots`.
 
     Attributes:
         shapes: what each layer caches of a token, by its index; without the layers that have states.
@@ -80,7 +61,13 @@ class CacheLayout:
         return tuple(group.window for group in self.growing)
 
     @property
-    def _states(self) -> dict[int, StateCache]:
+    def has_states(self) -> bool:
+        """Whether layers of the model have states; those of this rank may have none."""
+        return any(isinstance(group.kind, StateCache) for group in self.groups)
+
+    @property
+    def states(self) -> dict[int, StateCache]:
+        """The states of each layer that has some, by its index."""
         return {
             layer: group.kind for group in self.groups if isinstance(group.kind, StateCache) for layer in group.layers
         }
@@ -88,35 +75,19 @@ class CacheLayout:
     def place_bytes(self, block_size: int, dtype: torch.dtype) -> list[int]:
         """Return the bytes of each place in a block."""
         rows = [[self._layer_bytes(layer, block_size, dtype) for layer in group.layers] for group in self.growing]
-        places = [max(column) for column in itertools.zip_longest(*rows, fillvalue=0)]
-        return places or [_state_bytes(kind) for kind in self._states.values()]
+        return [max(column) for column in itertools.zip_longest(*rows, fillvalue=0)]
 
     def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
-        """Return the bytes of one block."""
+        """Return the bytes of one block; 0: the model has states alone."""
         return sum(self.place_bytes(block_size, dtype))
-
-    def state_blocks(self, block_size: int, dtype: torch.dtype) -> int:
-        """Return the number of blocks that the states of a sequence take."""
-        return max((blocks.stop for blocks in self._blocks_of_states(block_size, dtype)), default=0)
-
-    def _blocks_of_states(self, block_size: int, dtype: torch.dtype) -> list[slice]:
-        """Return which of a sequence's state blocks have each layer's state, in the layer's place."""
-        places = self.place_bytes(block_size, dtype)
-        taken, ranges = [0] * len(places), list[slice]()
-        for index, kind in enumerate(self._states.values()):
-            place = index % len(places)
-            begin = taken[place]
-            taken[place] += -(-_state_bytes(kind) // places[place])
-            ranges.append(slice(begin, taken[place]))
-        return ranges
 
     def _layer_bytes(self, layer: int, block_size: int, dtype: torch.dtype) -> int:
         return _elements_per_token(self.shapes[layer], dtype) * block_size * dtype.itemsize
 
     def divide(
         self, memory: Tensor, num_blocks: int, block_size: int, dtype: torch.dtype, *, by_place: bool
-    ) -> tuple[dict[int, LayerCache], dict[int, LayerStates]]:
-        """Divide memory into the pages and the states of layers.
+    ) -> dict[int, LayerCache]:
+        """Divide memory into the pages of layers.
 
         Args:
             memory: (num_blocks * block_bytes,) uint8.
@@ -130,17 +101,12 @@ class CacheLayout:
         for nbytes in sizes:
             places.append(_Place(begin, nbytes if by_place else sum(sizes), nbytes))
             begin += nbytes * (num_blocks if by_place else 1)
-        elements, layers, states = memory.view(dtype), dict[int, LayerCache](), dict[int, LayerStates]()
+        elements, layers = memory.view(dtype), dict[int, LayerCache]()
         for number, group in enumerate(self.growing):
             for layer, place in zip(group.layers, places, strict=False):
                 pages = _Pages(elements, place.begin, place.stride, num_blocks, block_size)
                 layers[layer] = pages.layer(self.shapes[layer], number)
-        ranges = self._blocks_of_states(block_size, dtype)
-        for index, (layer, kind) in enumerate(self._states.items()):
-            place = places[index % len(places)]
-            of_layer = memory.as_strided((num_blocks, place.nbytes), (place.stride, 1), place.begin)
-            states[layer] = LayerStates(kind, of_layer, ranges[index])
-        return dict(sorted(layers.items())), states
+        return dict(sorted(layers.items()))
 
 
 class _Place(NamedTuple):
@@ -184,16 +150,6 @@ class _Pages:
         pages = self.memory.as_strided(size, strides, self.begin // dtype.itemsize)
         self.begin += shape.heads * self.block_size * taken * dtype.itemsize
         return pages[..., unused : unused + scale_bytes(dim, dtype) + dim]
-
-
-def _state_bytes(kind: StateCache) -> int:
-    """Return the bytes of a state: some even if all arrays are empty, as these are views of it as well."""
-    return max(_STATE_ALIGNMENT, sum(aligned_state(array.nbytes) for array in kind.arrays))
-
-
-def aligned_state(nbytes: int) -> int:
-    """Return the bytes that an array of a state takes."""
-    return -(-nbytes // _STATE_ALIGNMENT) * _STATE_ALIGNMENT
 
 
 def _elements_per_token(shape: CacheShape, dtype: torch.dtype) -> int:

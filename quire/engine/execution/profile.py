@@ -55,15 +55,21 @@ class _NoAttention(StepAttention):
 
 
 class _NoStates(StepStates):
-    """Stand in for the states of one sequence."""
+    """Stand in for the states of one sequence, which has all tokens."""
 
     def __init__(self, kinds: Mapping[int, StateCache], tokens: int, device: torch.device) -> None:
         self.ranges = [(0, tokens)]
+        self.slots = torch.zeros(1, dtype=torch.int64, device=device)
+        self.cu_seqlens = torch.tensor([0, tokens])
         self._kinds = kinds
         self._device = device
 
     @override
     def read(self, layer: int) -> list[Tensor]:
+        return self.arrays(layer)
+
+    @override
+    def arrays(self, layer: int) -> list[Tensor]:
         return [
             torch.zeros(1, *array.shape, dtype=getattr(torch, array.dtype), device=self._device)
             for array in self._kinds[layer].arrays

@@ -45,7 +45,6 @@ class RequestTable:
         blocks: (groups, rows, blocks of a context) int32 block tables of each group of layers. Those before a group's
             window repeat the first one in sight, so that kernels that read more than the window find numbers.
         num_blocks: (rows,) blocks of each row in every table.
-        state_blocks: (rows, blocks) int64 blocks of states.
         cross_blocks: (rows, blocks of an item) int32 block tables of encoded positions; cross_lengths: (rows,) int64.
         lora_ids: adapters of the rows that are computed with one, by row.
         rows_with_prompt_logprobs: rows whose prompt log-probabilities are wanted.
@@ -61,7 +60,6 @@ class RequestTable:
         cross_len: int = 0,
         *,
         windows: Sequence[int | None] = (None,),
-        state_blocks: int = 0,
     ) -> None:
         """Make a table without sequences.
 
@@ -72,7 +70,6 @@ class RequestTable:
             rope_switch: see `LanguageModel.rope_switch`.
             cross_len: encoded positions of the longest item that a sequence attends to; 0: none.
             windows: positions that tokens attend to in each group of layers; None: all.
-            state_blocks: blocks of the states of a sequence.
         """
         self.block_size = block_size
         self._rope_switch = rope_switch or 0
@@ -86,7 +83,6 @@ class RequestTable:
         self.blocks = np.zeros((max(1, self._groups), rows, -(-context_len // block_size)), np.int32)
         self._unseen = np.zeros((max(1, self._groups), rows), np.int32)  # first blocks that are out of sight
         self.num_blocks = np.zeros(rows, np.int32)
-        self.state_blocks = np.zeros((rows, state_blocks), np.int64)
         self.cross_blocks = np.zeros((rows, -(-cross_len // block_size)), np.int32)
         self.cross_lengths = np.zeros(rows, np.int64)
         self.lora_ids: dict[int, int] = {}
@@ -141,9 +137,8 @@ class RequestTable:
                 self._unseen[group, row] = first
 
     def blocks_of(self, row: int, start: int = 0) -> list[int]:
-        """Return the blocks of a row that hold its positions from `start` on, of all groups, and those of states."""
-        held = self.blocks[:, row, start // self.block_size : self.num_blocks[row]]
-        return [*held.flatten().tolist(), *self.state_blocks[row].tolist()]
+        """Return the blocks of a row that hold its positions from `start` on, of all groups."""
+        return list(self.blocks[:, row, start // self.block_size : self.num_blocks[row]].flatten().tolist())
 
     def append(self, row: int, token: int) -> None:
         """Append a sampled token."""
@@ -188,7 +183,6 @@ class RequestTable:
             self.lora_ids[row] = new.lora_id
         self.num_blocks[row] = 0
         self._unseen[:, row] = 0
-        self.state_blocks[row] = new.state_blocks
         if new.cross_attention is not None:
             self.cross_blocks[row, : len(new.cross_attention.blocks)] = new.cross_attention.blocks
             self.cross_lengths[row] = new.cross_attention.length

@@ -117,6 +117,8 @@ class ModelRunner:
         changes = self._table.apply(plan)
         if any(changes):
             self._update(changes)
+            if self._states is not None:
+                self._states.removed(changes.freed)
         step = StartedStep()
         self.items.update(plan)
         if not plan.scheduled:
@@ -124,11 +126,14 @@ class ModelRunner:
         try:
             self.items.prepare(plan, plan.scheduled)
             computed = self._compute(plan.scheduled)
-        except Exception:  # error boundary: only the sequences for which it fails alone end
+        except Exception as error:  # error boundary: only the sequences for which it fails alone end
             if not self.contains_failures:
                 raise
-            logger.exception("a step failed; its sequences are computed one by one")
-            self._execute_alone(plan, step)
+            if self._states is not None:
+                self._lose(plan, step, error)
+            else:
+                logger.exception("a step failed; its sequences are computed one by one")
+                self._execute_alone(plan, step)
         else:
             self._finish(computed, step)
         for request_id, reason in self.items.refusals(plan.scheduled).items():
@@ -152,6 +157,20 @@ class ModelRunner:
         computed = self._run(replace(inputs, model=replace(inputs.model, states=states)))
         states.commit()
         return computed
+
+    def _lose(self, plan: StepPlan, step: StartedStep, error: Exception) -> None:
+        """Report a failed step that may have changed states: they cannot be those before it again.
+
+        Its sequences are computed from their beginning, each in steps of its own. So a sequence that is alone ends.
+        """
+        request_ids = [item.request_id for item in plan.scheduled]
+        if len(request_ids) > 1:
+            logger.error("a step failed; its sequences are computed again, one by one", exc_info=error)
+            step.known.lost.extend(request_ids)
+        else:
+            logger.error("the model failed for request %s", request_ids[0], exc_info=error)
+            step.known.errors[request_ids[0]] = _failure(error)
+        step.known.not_encoded.extend(self.items.missing(plan))
 
     def _run(self, inputs: StepInputs) -> Computed:
         attention = self._attention.prepare(inputs)
@@ -207,7 +226,7 @@ class ModelRunner:
                 computed = self._compute([item])
             except Exception as error:  # error boundary: only this sequence fails
                 logger.exception("the model failed for request %s", item.request_id)
-                step.known.errors[item.request_id] = SequenceError(f"the model failed: {type(error).__name__}: {error}")
+                step.known.errors[item.request_id] = _failure(error)
                 broken.update(self._table.blocks_of(row, item.start))
                 broken.update(encoded if cross is not None and cross.item is not None else ())
             else:
@@ -217,6 +236,8 @@ class ModelRunner:
     def check(self) -> None:
         """Assert that the request table is consistent."""
         self._table.check()
+        if self._states is not None:
+            self._states.check()
 
     def close(self) -> None:
         """End the sampler's threads."""
@@ -241,6 +262,8 @@ class ModelRunner:
         """Sample from the logits of each span's last known token and of its draft."""
         choices = self._sampler.verify(logits, [span.row for span in spans], [span.draft for span in spans])
         for span, chosen in zip(spans, choices, strict=True):
+            if self._states is not None:
+                self._states.verified(span.row, len(chosen) - 1)
             _report(self._table[span.row].request_id, chosen, result)
 
     @contextmanager
@@ -350,6 +373,10 @@ def _report(request_id: str, chosen: Sequence[SampledToken], result: StepResult)
         return
     logprobs = [choice.logprobs for choice in chosen if choice.logprobs is not None]
     result.sampled.append(SampledTokens(request_id, [choice.token for choice in chosen], logprobs or None))
+
+
+def _failure(error: Exception) -> SequenceError:
+    return SequenceError(f"the model failed: {type(error).__name__}: {error}")
 
 
 def _rows_to_sample(spans: Sequence[Span]) -> Tensor:

@@ -1,90 +1,123 @@
-"""StateCaches: states of recurrent layers, in blocks of the KV cache."""
+"""StateCaches: which slot has the states of each sequence in the batch, and a step's view of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from quire.engine.execution.cache import KVCache
-from quire.engine.execution.cache_layout import LayerStates, aligned_state
 from quire.engine.execution.inputs import Span
-from quire.engine.execution.request_table import RequestTable
+from quire.engine.execution.state_slots import StateSlots
 from quire.engine.models.layers.inputs import StepStates
 
 
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A draft that is being verified.
+
+    Attributes:
+        slot: has the states behind all of its tokens; that of the row has those before the step.
+        count: its tokens.
+    """
+
+    slot: int
+    count: int
+
+
 class StateCaches:
-    """Read and write the states of the sequences in the batch."""
+    """Assign slots to the rows of the request table.
 
-    def __init__(self, cache: KVCache, table: RequestTable, device: torch.device) -> None:
-        self._cache = cache
-        self._table = table
-        self._device = device
+    A row keeps its slot. A step with a draft changes the states in a spare slot instead, which becomes the row's if the
+    whole draft is accepted. Else the row goes on with the states from before the step.
+    """
 
-    def of_step(self, spans: Sequence[Span]) -> PagedStates:
-        """Return the states of the sequences of a step."""
-        blocks = self._table.state_blocks[[span.row for span in spans]]
-        self._cache.ensure_mapped(int(blocks.max()))
-        return PagedStates(self._cache, torch.from_numpy(blocks).to(self._device), spans)
+    def __init__(self, slots: StateSlots, rows: int) -> None:
+        """`rows`: of the request table; the other slots are spare."""
+        self.slots = slots
+        self._slot_of = np.arange(rows, dtype=np.int64)  # by row
+        self._spare = list(range(rows, len(slots)))
+        self._drafts: dict[int, _Draft] = {}  # by row
+        # At the same addresses in each step, so that its kernel calls can be replayed.
+        self._of_step = np.zeros(rows, np.int64)
+        self._cu_seqlens = np.zeros(rows + 1, np.int64)
+
+    def of_step(self, spans: Sequence[Span]) -> SlotStates:
+        """Return the states of the sequences of a step. Those of sequences that begin are zero."""
+        memory, slots = self.slots.memory, self._slot_of[[span.row for span in spans]]
+        for index, span in enumerate(spans):
+            if span.draft:
+                self._settle(span.row, accepted=False)  # of a step that failed
+                draft = self._drafts[span.row] = _Draft(self._spare.pop(), len(span.draft))
+                memory[draft.slot].copy_(memory[slots[index]])
+                slots[index] = draft.slot
+            elif not span.start:
+                memory[slots[index]].zero_()
+        self._of_step[: len(slots)] = slots
+        self._cu_seqlens[1 : len(slots) + 1] = [span.offset + span.count for span in spans]
+        of_step = torch.from_numpy(self._of_step[: len(slots)])
+        if memory.device.type != "cpu":
+            of_step = of_step.to(memory.device)
+        return SlotStates(self.slots, of_step, torch.from_numpy(self._cu_seqlens[: len(slots) + 1]), spans)
+
+    def verified(self, row: int, accepted: int) -> None:
+        """Keep the states behind a draft, if all of its tokens were accepted, and those before the step otherwise."""
+        draft = self._drafts.get(row)
+        if draft is not None:
+            self._settle(row, accepted=accepted == draft.count)
+
+    def _settle(self, row: int, *, accepted: bool) -> None:
+        draft = self._drafts.pop(row, None)
+        if draft is None:
+            return
+        if accepted:
+            self._spare.append(int(self._slot_of[row]))
+            self._slot_of[row] = draft.slot
+        else:
+            self._spare.append(draft.slot)
+
+    def removed(self, rows: Sequence[int]) -> None:
+        """Note that sequences have left the batch."""
+        for row in rows:
+            self._settle(row, accepted=False)
+
+    def check(self) -> None:
+        """Assert that each slot is that of one row, of one draft, or spare."""
+        drafts = [draft.slot for draft in self._drafts.values()]
+        assert sorted([*self._slot_of.tolist(), *self._spare, *drafts]) == [*range(len(self.slots))], "slots got lost"
 
 
-class PagedStates(StepStates):
-    """The states of a step, which are written when all layers have been computed: a step that fails changes none."""
+class SlotStates(StepStates):
+    """The states of a step, in their slots."""
 
-    def __init__(self, cache: KVCache, blocks: Tensor, spans: Sequence[Span]) -> None:
-        """`blocks`: (sequences, state blocks) int64."""
+    def __init__(self, pool: StateSlots, slots: Tensor, cu_seqlens: Tensor, spans: Sequence[Span]) -> None:
+        """`slots`: (sequences,) int64; `cu_seqlens`: see `StepStates`."""
         self.ranges = [(span.offset, span.offset + span.count) for span in spans]
-        self._cache = cache
-        self._blocks = blocks
-        starts = torch.tensor([span.start for span in spans], device=blocks.device)
-        self._begins = (starts == 0).nonzero().flatten()
-        self._written: dict[int, Tensor] = {}
+        self.slots = slots
+        self.cu_seqlens = cu_seqlens
+        self._pool = pool
+        self._written: dict[int, Sequence[Tensor]] = {}
+
+    @override
+    def arrays(self, layer: int) -> list[Tensor]:
+        return self._pool.arrays[layer]
 
     @override
     def read(self, layer: int) -> list[Tensor]:
-        states = self._cache.states[layer]
-        blocks = self._blocks[:, states.blocks]
-        places = states.places.index_select(0, blocks.flatten())  # indexing a CPU's memory copies byte by byte
-        rows = places.view(len(blocks), -1)[:, : states.nbytes].contiguous()
-        rows[self._begins] = 0
-        return _arrays(states, rows)
+        slots = self.slots.tolist()
+        return [torch.stack([array[slot] for slot in slots]) for array in self._pool.arrays[layer]]
 
     @override
     def write(self, layer: int, arrays: Sequence[Tensor]) -> None:
-        states = self._cache.states[layer]
-        rows = states.places.new_zeros(len(self._blocks), states.nbytes)
-        for array, values in zip(_arrays(states, rows), arrays, strict=True):
-            array.copy_(values)
-        self._written[layer] = rows
+        self._written[layer] = arrays
 
     def commit(self) -> None:
         """Store what was written."""
-        for layer, rows in self._written.items():
-            states = self._cache.states[layer]
-            blocks = self._blocks[:, states.blocks]
-            size = states.places.shape[1]
-            if unused := blocks.shape[1] * size - rows.shape[1]:
-                rows = F.pad(rows, (0, unused))
-            _store(states.places, blocks.flatten(), rows.view(-1, size))
-
-
-def _store(places: Tensor, blocks: Tensor, rows: Tensor) -> None:
-    """Copy a row to the place in each block."""
-    if places.device.type != "cpu":
-        places[blocks] = rows
-        return
-    for block, row in zip(blocks.tolist(), rows, strict=True):  # one by one: indexing copies byte by byte
-        places[block].copy_(row)
-
-
-def _arrays(states: LayerStates, rows: Tensor) -> list[Tensor]:
-    """Return views (sequences, *shape) of the arrays in the bytes of states."""
-    arrays, begin = list[Tensor](), 0
-    for array in states.kind.arrays:
-        part = rows[:, begin : begin + array.nbytes]
-        arrays.append(part.view(getattr(torch, array.dtype)).unflatten(1, array.shape))
-        begin += aligned_state(array.nbytes)
-    return arrays
+        slots = self.slots.tolist()
+        for layer, written in self._written.items():
+            for array, values in zip(self._pool.arrays[layer], written, strict=True):
+                for slot, state in zip(slots, values, strict=True):  # indexing a CPU's memory copies byte by byte
+                    array[slot].copy_(state)

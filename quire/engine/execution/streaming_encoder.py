@@ -92,7 +92,7 @@ def _pages(window: int, piece: int, block_size: int) -> int:
 class StreamingEncoder(ItemEncoder):
     """Encode the audio of sequences that read one frame with each token.
 
-    The states of the stems are in the KV cache. The rest has a place for each row of the request table: a ring of
+    The states of the stems are in slots. The rest has a place for each row of the request table: a ring of
     pages, over which attention is that of a decoder, whose window bounds what is kept; and embeddings that are not read
     yet.
     """
@@ -130,7 +130,7 @@ class StreamingEncoder(ItemEncoder):
         self._table = table
         self._states = states
         self._stem_state = stem_state
-        self._cache: KVCache = device.allocate_cache(size.layout, rows * size.pages, size.block_size, size.dtype, 0)
+        self._cache: KVCache = device.allocate_cache(size.layout, rows * size.pages, size.block_size, size.dtype, 0, 0)
         # The embedding of a frame is at its index modulo _FRAMES.
         self._embeddings = encoder.sample.new_zeros(rows, _FRAMES, size.hidden)
         self._encoded = [0] * rows  # number of frames

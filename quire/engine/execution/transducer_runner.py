@@ -14,10 +14,10 @@ from torch import Tensor
 from quire.engine.client.protocol import TokenLogprobs
 from quire.engine.client.streaming import TransducerInfo
 from quire.engine.execution.attention.varlen import VarlenAttention
-from quire.engine.execution.cache import KVCache
 from quire.engine.execution.executor import Runner
 from quire.engine.execution.inputs import Span
 from quire.engine.execution.request_table import RequestTable
+from quire.engine.execution.state_slots import StateSlots
 from quire.engine.execution.states import StateCaches
 from quire.engine.models.networks.transducer import Piece, PredictionState, TransducerModel
 from quire.engine.scheduling.plan import (
@@ -58,12 +58,12 @@ class _Decoding:
 class TransducerRunner(Runner):
     """Run a transducer. The states of sequences change only if a step succeeds."""
 
-    def __init__(self, model: TransducerModel, info: TransducerInfo, cache: KVCache, table: RequestTable) -> None:
-        """`cache`: memory of the states; `table`: the sequences, without tokens."""
+    def __init__(self, model: TransducerModel, info: TransducerInfo, slots: StateSlots, table: RequestTable) -> None:
+        """`slots`: memory of the states; `table`: the sequences, without tokens."""
         self.model = model
         self._info = info
         self._table = table
-        self._states = StateCaches(cache, table, model.encoder.sample.device)
+        self._states = StateCaches(slots, len(table.lengths))
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -83,6 +83,7 @@ class TransducerRunner(Runner):
     def check(self) -> None:
         """Assert that the request table is consistent."""
         self._table.check()
+        self._states.check()
 
     def close(self) -> None:
         """Do nothing: there are no threads."""

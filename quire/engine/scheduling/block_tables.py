@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
@@ -18,13 +19,13 @@ class BlockGroups:
     Attributes:
         windows: of each group whose blocks grow with a sequence, the number of positions that a token attends to, its
             own included; None: all.
-        state_blocks: blocks of the states of a sequence, whatever its length.
+        has_states: layers keep states of a fixed size, in a slot for each sequence in the batch.
         kept_blocks: last blocks that are out of sight of a sequence and that it holds: a decoder that reads its blocks
             begins at the start of a block, whose tokens attend to them.
     """
 
     windows: tuple[int | None, ...] = (None,)
-    state_blocks: int = 0
+    has_states: bool = False
     kept_blocks: int = 0
 
     def most_blocks(self, length: int, step: int, block_size: int) -> int:
@@ -40,7 +41,7 @@ class BlockGroups:
         in_sight = (
             whole if window is None else -(-(window - 1 + step) // block_size) + more for window in self.windows
         )
-        return self.state_blocks + sum(min(whole, count) for count in in_sight)
+        return sum(min(whole, count) for count in in_sight)
 
     def longest(self, blocks: int, longest: int, step: int, block_size: int) -> int:
         """Return the length of the longest sequence of up to `longest` tokens that `blocks` blocks hold; 0: none."""
@@ -117,7 +118,7 @@ class BlockTables:
         self._windows = [(index, window) for index, window in enumerate(groups.windows) if window is not None]
         self._full = [index for index, window in enumerate(groups.windows) if window is None]
         # A sequence that begins behind a prefix has no states there.
-        self._hasher = None if groups.state_blocks else hasher
+        self._hasher = None if groups.has_states else hasher
         self._filled: list[FilledBlock] = []  # by the step that is being planned
 
     def match(self, request: Request) -> Prefix:
@@ -235,21 +236,29 @@ class BlockTables:
 
     def missing_on_entry(self, prefix: Prefix, end: int) -> int:
         """Return the number of blocks that a request lacks to enter the batch and compute its tokens up to `end`."""
-        return (self._pool.blocks_for(end) - prefix.count) * self._count + self._groups.state_blocks
+        return (self._pool.blocks_for(end) - prefix.count) * self._count
 
     def room(self, request: Request) -> int:
-        """Return the most tokens that a request can have without preemption."""
-        blocks = request.num_blocks + self._pool.num_free // self._count if self._count else self._pool.num_blocks
-        return blocks * self._pool.block_size
+        """Return the most tokens that a request can have without preemption, whatever it may have otherwise."""
+        if not self._count:
+            return sys.maxsize
+        return (request.num_blocks + self._pool.num_free // self._count) * self._pool.block_size
+
+    def usage(self, running: int) -> tuple[int, int]:
+        """Return how many blocks are used, and how many there are; see `count_blocks` for models without pages.
+
+        `running`: sequences in the batch.
+        """
+        return (self._pool.num_used if self._count else running), self._pool.num_blocks
 
     def enter(self, request: Request, prefix: Prefix | None = None) -> None:
-        """Let a request that enters the batch hold its cached prefix, if there is one, and its states."""
+        """Let a request that enters the batch hold its cached prefix, if there is one."""
         prefix = prefix or self._prefix(request, 0, [])
         self._pool.acquire(prefix.held)
         request.tables, request.unseen, request.was_loaded = prefix.tables, prefix.unseen, False
         request.num_blocks = request.num_cached_blocks = prefix.count
         request.num_computed_tokens = prefix.count * self._pool.block_size
-        request.state_blocks = self._pool.allocate(self._groups.state_blocks)
+        request.in_batch = True
 
     def grow(self, request: Request, end: int) -> tuple[int, ...]:
         """Allocate blocks for the tokens of a request up to `end`.
@@ -279,9 +288,8 @@ class BlockTables:
         """Give back all blocks of a request."""
         for table, unseen in zip(request.tables, request.unseen, strict=True):
             self._pool.release(table[unseen:])
-        self._pool.release(request.state_blocks)
-        request.tables, request.unseen, request.state_blocks = [], [], []
-        request.num_blocks = 0
+        request.tables, request.unseen = [], []
+        request.num_blocks, request.in_batch = 0, False
 
     def cache_full_blocks(self, request: Request, end: int) -> None:
         """Register the blocks that a step fills, which computes a request's tokens up to `end`.
@@ -351,13 +359,11 @@ class BlockTables:
             assert request.num_computed_tokens <= request.num_blocks * size, "computed tokens without a block"
             if not request.in_batch:
                 continue
-            assert len(request.state_blocks) == self._groups.state_blocks, "a request without states"
             assert all(len(table) == request.num_blocks for table in request.tables), "block tables differ in length"
             for group, window in self._windows:
                 first = self._first_seen(request, request.num_computed_tokens, window)
                 assert request.unseen[group] <= first, "a block in sight was given back"
             holders += [table[unseen:] for table, unseen in zip(request.tables, request.unseen, strict=True)]
-            holders.append(request.state_blocks)
         self._pool.check(holders)
 
 

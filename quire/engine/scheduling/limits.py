@@ -17,6 +17,7 @@ class SchedulerLimits:
 
     Attributes:
         max_draft: longest draft of a sequence in tokens; 0 for no speculation.
+        max_drafting: most sequences of a step that have drafts; None: any number.
         rope_switch: see `LanguageModel.rope_switch`.
         convolutions: steps from the columns of an item's features to its encoded positions; empty if the model has
             none, or if items have placeholder tokens.
@@ -38,6 +39,7 @@ class SchedulerLimits:
     max_num_batched_tokens: int
     max_model_len: int
     max_draft: int = 0
+    max_drafting: int | None = None
     rope_switch: int | None = None
     convolutions: tuple[Convolution, ...] = ()
     encoder_compute_budget: int = 0

@@ -111,7 +111,6 @@ class NewSequence:
         prompt_logprobs: number of top tokens to report at the positions of the prompt; None to report nothing.
         uses_long_rope: compute it with a long rope's frequencies for sequences beyond the trained length.
         lora_id: adapter that it is computed with; None: none.
-        state_blocks: blocks of its states, whose content is of another sequence.
         positions: rotary positions of its prompt; None: those of its tokens in the sequence.
     """
 
@@ -123,7 +122,6 @@ class NewSequence:
     uses_long_rope: bool = False
     cross_attention: CrossAttentionItem | None = None
     lora_id: int | None = None
-    state_blocks: tuple[int, ...] = ()
     positions: RotaryPositions | None = None
 
 
@@ -240,6 +238,7 @@ class StepResult:
         pooled: arrays by request id, of pooling requests whose last token was computed.
         errors: errors by request id. The other sequences are not affected.
         not_encoded: keys of items whose encoding failed.
+        lost: ids of sequences of a step that failed and may have changed their states: they are to be computed again.
     """
 
     sampled: list[SampledTokens] = field(default_factory=list)
@@ -248,3 +247,4 @@ class StepResult:
     pooled: dict[str, PooledArray] = field(default_factory=dict)
     errors: dict[str, SequenceError] = field(default_factory=dict)
     not_encoded: list[bytes] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)

@@ -79,7 +79,7 @@ class Request:
             in the batch.
         unseen: of each group, how many of the first blocks were given back, as no further token attends to them.
         num_blocks: blocks of each table.
-        state_blocks: blocks of its states.
+        in_batch: it is in the batch, and may hold blocks.
         root_hash: seed of the block hashes, from what vLLM calls extra keys (cache salt, LoRA, an item for
             cross-attention) and from the RoPE variant; only sequences with equal ones share blocks.
         uses_long_rope: computed with the frequencies of a long rope for sequences beyond the trained length.
@@ -104,6 +104,7 @@ class Request:
         prefill_chunks: steps that have computed tokens of its prompt.
         draft_tokens, accepted_tokens: of its drafts that were verified.
         avoids_cache: it computes all of its tokens: blocks that it found in the prefix cache may have held NaN.
+        alone_until: position up to which it is computed in steps of its own, see `Isolation`.
         steps_to_discard: steps in flight whose results do not count, as it is computed again.
         held_back: tokens at the end that are not computed yet: 1 while more of the prompt may follow, or the picture at
             the end that is computed as a whole; else 0.
@@ -131,7 +132,7 @@ class Request:
     tables: list[list[int]] = field(default_factory=list)
     unseen: list[int] = field(default_factory=list)
     num_blocks: int = 0
-    state_blocks: list[int] = field(default_factory=list)
+    in_batch: bool = False
     hashes: list[BlockHash] = field(default_factory=list)
     num_cached_blocks: int = 0
     drafter: Drafter | None = None
@@ -151,6 +152,7 @@ class Request:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     avoids_cache: bool = False
+    alone_until: int = 0
     steps_to_discard: int = 0
     held_back: int = 0
     bidirectional: Bidirectional | None = None
@@ -237,11 +239,6 @@ class Request:
             self.held_back = 1 if span is None else len(self.tokens) - span.start
 
     @property
-    def in_batch(self) -> bool:
-        """Whether it holds blocks."""
-        return bool(self.tables or self.state_blocks)
-
-    @property
     def decodes(self) -> bool:
         """Whether all of its prompt is scheduled, or computed."""
         return self.num_computed_tokens >= self.prompt_len
@@ -298,7 +295,6 @@ class Request:
             self.uses_long_rope,
             cross,
             self.lora_id,
-            tuple(self.state_blocks),
             self.rotary_positions(),
         )
 
@@ -307,8 +303,8 @@ class Request:
         return None if self.placeholders is None else self.placeholders.rotary_positions(self.prompt_len)
 
     def restart(self) -> None:
-        """Discard what steps in flight compute, and read no cached blocks from now on."""
-        self.avoids_cache, self.steps_to_discard = True, self.steps_in_flight
+        """Discard what steps in flight compute."""
+        self.steps_to_discard = self.steps_in_flight
         self.num_output_placeholders, self.awaits_tokens, self.cached_tokens = 0, False, 0
 
     def bind_to_prompt(self, hasher: Hasher | None) -> None:

@@ -30,6 +30,7 @@ from quire.engine.scheduling.blocks import BlockPool, FilledBlock
 from quire.engine.scheduling.cross_attention import CrossAttentionBlocks
 from quire.engine.scheduling.drafter import Drafter
 from quire.engine.scheduling.held_blocks import HeldBlocks
+from quire.engine.scheduling.isolation import Isolation
 from quire.engine.scheduling.items import EncoderCache, PlaceholderRanges
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.open_requests import OpenRequests
@@ -126,6 +127,8 @@ class Scheduler:
         self._in_flight: deque[_StepInFlight] = deque()
         self._removed: list[str] = []  # left the batch since the last plan
         self._postponed = _NOTHING_POSTPONED  # in the last plan
+        self._isolation = Isolation()
+        self._has_states = groups.has_states
 
     @property
     def has_work(self) -> bool:
@@ -225,10 +228,12 @@ class Scheduler:
         self._encoder_cache.begin_step(plan)
         if self.limits.rope_switch is not None:
             self._restart_outgrown(self.limits.rope_switch)
-        postponed, self._postponed = self._postponed, _NOTHING_POSTPONED
-        budget = self._schedule_running(plan, scheduled, self.limits.max_num_batched_tokens, postponed)
-        if not plan.stats.preemptions:
-            self._schedule_waiting(plan, scheduled, budget)
+        alone = self._isolation.next(self._waiting.first())
+        if alone is None or not self._schedule_alone(plan, scheduled, alone):
+            postponed, self._postponed = self._postponed, _NOTHING_POSTPONED
+            budget = self._schedule_running(plan, scheduled, self.limits.max_num_batched_tokens, postponed)
+            if not plan.stats.preemptions:
+                self._schedule_waiting(plan, scheduled, budget)
         plan.removed, self._removed = self._removed, []
         plan.prompt_extensions = self._open.take_extensions(plan.new)
         if scheduled:
@@ -260,13 +265,18 @@ class Scheduler:
         outputs: list[RequestOutput] = []
         if result.errors:
             outputs += self._end_failed(plan, result, live)
-        self._tables.finish(step.filled, result.errors)
-        drafted = {item.request_id: len(item.draft) for item in plan.scheduled if item.draft}
+        if result.lost:
+            self._restart_lost(plan, result, live)
+        self._tables.finish(step.filled, {*result.errors, *result.lost})
+        drafts = {item.request_id: item for item in plan.scheduled if item.draft}
         for sampled in result.sampled:
             if (live_request := live.get(sampled.request_id)) is not None:
-                if drafted:
-                    self._speculation.record(live_request, sampled, drafted.get(live_request.id, 0), plan.stats)
+                item = drafts.get(sampled.request_id) if drafts else None
+                if item is not None:
+                    self._speculation.record(live_request, sampled, len(item.draft), plan.stats)
                 outputs.append(output := live_request.take_sampled(sampled, self.limits.max_model_len))
+                if item is not None and self._has_states and len(sampled.tokens) <= len(item.draft):
+                    live_request.num_computed_tokens = item.start  # its states are those before the step
                 plan.stats.step_tokens += len(output.token_ids)
                 if output.finish_reason is not None:
                     if live_request.is_held and self.held is not None:
@@ -295,6 +305,7 @@ class Scheduler:
                 if error.corrupted:
                     self._drop_items(failed)
                     if failed.computed_on_entry and failed.in_batch:
+                        failed.avoids_cache = True
                         failed.restart()
                         self._preempt(failed)
                         continue
@@ -302,6 +313,18 @@ class Scheduler:
                 self._leave(failed)
                 outputs.append(ErrorOutput(request_id, error.message, error.invalid))
         return outputs
+
+    def _restart_lost(self, plan: StepPlan, result: StepResult, live: dict[str, Request]) -> None:
+        """Compute the sequences again whose states a step may have changed that failed, each alone."""
+        items = {item.request_id: item for item in plan.scheduled}
+        for request_id in result.lost:
+            if (request := live.pop(request_id, None)) is not None:
+                item = items[request_id]
+                self._tables.evict(request, item.start)
+                request.restart()
+                self._isolation.add(request, item.start + item.count - len(item.draft))
+                if request.in_batch:  # else preempted while the step was in flight
+                    self._preempt(request)
 
     def _drop_items(self, request: Request) -> None:
         """Let other requests not find the items of a request: what was computed for them may be NaN."""
@@ -357,7 +380,7 @@ class Scheduler:
         stats = StepStats() if plan is None else plan.stats
         stats.running, stats.waiting = len(self._running), len(self._requests) - len(self._running)
         stats.deferred = len(self._open.waiting_for_input) + self._num_loading
-        stats.blocks_used, stats.blocks_total = self.pool.num_used, self.pool.num_blocks
+        stats.blocks_used, stats.blocks_total = self._tables.usage(stats.running)
         if self.held is not None:
             stats.held_blocks = self.held.num_blocks
         if self.pool.residency is not None:
@@ -388,7 +411,23 @@ class Scheduler:
         for request in requests:
             self._cross_attention.check(request)
 
-    def _schedule_running(self, plan: StepPlan, scheduled: list[Request], budget: int, postponed: _Postponed) -> int:
+    def _schedule_alone(self, plan: StepPlan, scheduled: list[Request], request: Request) -> bool:
+        """Schedule a request in a step of its own; False: it cannot continue before others have left."""
+        budget = self.limits.max_num_batched_tokens
+        if request.in_batch:
+            self._schedule_running(plan, scheduled, budget, _NOTHING_POSTPONED, only=request)
+        else:
+            self._schedule_waiting(plan, scheduled, budget, most=1)
+        return bool(scheduled)
+
+    def _schedule_running(
+        self,
+        plan: StepPlan,
+        scheduled: list[Request],
+        budget: int,
+        postponed: _Postponed,
+        only: Request | None = None,
+    ) -> int:
         max_model_len, switch = self.limits.max_model_len, self.limits.rope_switch
         pending = [
             request.num_new_tokens(max_model_len, switch)
@@ -396,6 +435,8 @@ class Scheduler:
             else len(request.tokens) - request.held_back - request.num_computed_tokens
             for request in self._running
         ]
+        if only is not None:
+            pending = [count if request is only else 0 for request, count in zip(self._running, pending, strict=True)]
         self._shares.begin_step(self._running, pending)
         decoding = pending.count(1)
         self._speculation.begin_step(decoding)
@@ -438,10 +479,14 @@ class Scheduler:
                 return False
         return True
 
-    def _schedule_waiting(self, plan: StepPlan, scheduled: list[Request], budget: int) -> None:
+    def _schedule_waiting(self, plan: StepPlan, scheduled: list[Request], budget: int, most: int | None = None) -> None:
+        """Let waiting requests enter the batch. `most`: so many; None: all that fit, but none that is to be alone."""
+        is_alone = most is not None
         encoded = self.limits.encoder_compute_budget  # positions that this step may still encode
-        most = self._shares.share(min(len(self._requests), self.limits.max_num_seqs))
+        most = most or self._shares.share(min(len(self._requests), self.limits.max_num_seqs))
         while budget > 0 and len(scheduled) < most and (request := self._waiting.first()):
+            if request.alone_until and not is_alone:
+                return
             taken = len(self._running) + self._num_loading
             if taken >= self.limits.max_num_seqs and not self._preempt_idle():
                 return
@@ -588,6 +633,7 @@ class Scheduler:
     def _leave(self, request: Request) -> None:
         del self._requests[request.id]
         self._open.discard(request)
+        self._isolation.discard(request)
         if request.in_batch:
             self._leave_batch(request)
         else:

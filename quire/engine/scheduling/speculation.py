@@ -20,10 +20,11 @@ class Speculation:
         self._limits = limits
         self._tables = tables
         self._left = 0  # draft tokens that this step may still have
+        self._drafting = 0  # sequences of this step that have a draft
 
     def begin_step(self, decoding: int) -> None:
         """Begin to schedule a step. `decoding`: number of sequences that need one token."""
-        self._left = max(0, _MEMORY_BOUND_TOKENS - decoding)
+        self._left, self._drafting = max(0, _MEMORY_BOUND_TOKENS - decoding), 0
 
     def draft(self, request: Request, room: int) -> tuple[int, ...]:
         """At most `room` draft tokens for a sequence that needs only its next token; () for other sequences.
@@ -32,12 +33,15 @@ class Speculation:
         """
         if request.drafter is None or not request.generates or request.steps_in_flight:
             return ()
+        if self._drafting == self._limits.max_drafting:
+            return ()
         if len(request.tokens) - request.num_computed_tokens != 1 or request.num_computed_tokens < request.prompt_len:
             return ()
         fitting = self._tables.room(request) - len(request.tokens)
         longest = request.max_draft(self._limits.max_model_len, self._limits.rope_switch)
         draft = request.drafter.draft(request.tokens, min(room, self._left, fitting, longest))
         self._left -= len(draft)
+        self._drafting += bool(draft)
         return draft
 
     def record(self, request: Request, sampled: SampledTokens, drafted: int, stats: StepStats) -> None:

@@ -190,7 +190,7 @@ class StreamingScheduler(ABC, Generic[R]):
         stats = StepStats() if plan is None else plan.stats
         stats.running, stats.waiting = len(self._running), len(self._requests) - len(self._running)
         stats.deferred = len(self._no_audio)
-        stats.blocks_used, stats.blocks_total = self.pool.num_used, self.pool.num_blocks
+        stats.blocks_used, stats.blocks_total = self._tables.usage(stats.running)
         return stats
 
     def check(self) -> None:

@@ -50,7 +50,7 @@ class TransducerRequest(StreamingRequest):
 
 
 class TransducerScheduler(StreamingScheduler[TransducerRequest]):
-    """Schedule pieces of audio. A sequence holds the blocks of its states, and no others."""
+    """Schedule pieces of audio. A sequence has a slot for its states, and no blocks."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class TransducerScheduler(StreamingScheduler[TransducerRequest]):
 
         Args:
             limits: limits of steps and sequences; `encoder_compute_budget` and `max_model_len` are numbers of frames.
-            pool: the blocks.
-            groups: the states.
+            pool: as many blocks as sequences, which are not used.
+            groups: without groups of blocks.
             info: facts about the model.
             by_priority: requests with a smaller priority run first.
         """
@@ -96,7 +96,7 @@ class TransducerScheduler(StreamingScheduler[TransducerRequest]):
 
     @override
     def _can_enter(self, request: TransducerRequest) -> bool:
-        return self.pool.num_free >= self._groups.state_blocks
+        return True  # there is a slot for each sequence of the batch
 
     @override
     def _schedule_sequence(self, plan: StepPlan, request: TransducerRequest, budget: StepBudget) -> bool:

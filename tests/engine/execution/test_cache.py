@@ -11,8 +11,16 @@ import pytest
 import torch
 
 from quire.config.options import EngineOptions
-from quire.engine.execution.cache import DeviceKVCache, HostKVCache, KVCache, OutOfCacheMemory, count_blocks
-from quire.engine.execution.cache_layout import CacheLayout, aligned_state, scale_bytes
+from quire.engine.execution.cache import (
+    CacheMemory,
+    DeviceKVCache,
+    HostKVCache,
+    KVCache,
+    OutOfCacheMemory,
+    count_blocks,
+    count_slots,
+)
+from quire.engine.execution.cache_layout import CacheLayout, scale_bytes
 from quire.engine.execution.devices.host import ReferenceDevice
 from quire.engine.execution.memory import MemoryShare, free_memory
 from quire.engine.models.specs.cache import CacheGroup, CacheShape, FullCache, StateArray, StateCache, WindowCache
@@ -97,8 +105,8 @@ GROUPS = (
 
 def caches(layout: CacheLayout, blocks: int) -> list[KVCache]:
     return [
-        HostKVCache(layout, blocks, 4, torch.float32),
-        DeviceKVCache(layout, blocks, 4, torch.float32, torch.device("cpu")),
+        HostKVCache(layout, blocks, 4, torch.float32, slots=5),
+        DeviceKVCache(layout, blocks, 4, torch.float32, torch.device("cpu"), slots=5),
     ]
 
 
@@ -110,32 +118,63 @@ def test_groups_share_blocks_and_never_overlap_where_these_differ(device: int) -
     cache = caches(grouped, 16)[device]
     assert grouped.block_bytes(4, torch.float32) == 2 * 2 * 4 * 2 * 8 * 4  # of two layers
     assert [cache.layers[layer].group for layer in (1, 4, 0, 5, 6)] == [0, 0, 1, 1, 2]
-    assert (grouped.windows, grouped.state_blocks(4, torch.float32)) == ((None, 8, 8), 2)
+    assert grouped.windows == (None, 8, 8)
     block = {0: 3, 1: 4, 2: 5}
     for layer, pages in cache.layers.items():
         pages.keys[:, block[pages.group]] = layer + 1
         pages.values[:, block[pages.group]] = -layer - 1
-    for layer, states in cache.states.items():
-        states.places[[[9, 10][index] for index in range(2)[states.blocks]]] = layer + 100
     for layer, pages in cache.layers.items():
         assert (pages.keys[:, block[pages.group]] == layer + 1).all()
         assert (pages.values[:, block[pages.group]] == -layer - 1).all()
         assert not pages.keys[:, 11:].any()
-    for layer, states in cache.states.items():
-        assert (states.places[[[9, 10][index] for index in range(2)[states.blocks]]] == layer + 100).all()
 
 
-def test_a_state_takes_as_many_blocks_as_it_needs() -> None:
-    nbytes = aligned_state(24) + aligned_state(100)
-    shape = CacheShape(1, 4, 4)  # 4 tokens: 128 bytes
-    assert nbytes == 144
-    grouped = CacheLayout({0: shape}, (CacheGroup(FullCache(), (0,)), CacheGroup(STATE, (1, 2))))
-    assert grouped.state_blocks(4, torch.float32) == 4  # 2 for each, in the same place
-    assert grouped.state_blocks(16, torch.float32) == 2
-    alone = CacheLayout({}, (CacheGroup(STATE, (0, 1)),))
-    assert (alone.block_bytes(4, torch.float32), alone.state_blocks(4, torch.float32)) == (2 * nbytes, 1)
-    for cache in caches(alone, 3):
-        assert [states.places.shape for states in cache.states.values()] == [(3, nbytes)] * 2
+@pytest.mark.parametrize("device", [0, 1])
+def test_states_have_slots_that_never_overlap(device: int) -> None:
+    """Of each layer's arrays, whose bytes need not be a multiple of those of an element of another."""
+    cache = caches(CacheLayout({}, (CacheGroup(STATE, (0, 1)),)), 3)[device]
+    states = cache.states
+    assert states is not None
+    assert len(states) == 5
+    assert not states.memory.any()
+    arrays = [(layer, array) for layer, both in states.arrays.items() for array in both]
+    assert [tuple(array.shape) for _, array in arrays] == [(5, 2, 3), (5, 50)] * 2
+    for number, (_, array) in enumerate(arrays):
+        assert array[0].is_contiguous()
+        assert array.data_ptr() % 64 == 0
+        for slot in range(5):
+            array[slot] = 10 * slot + number
+    for number, (_, array) in enumerate(arrays):
+        for slot in range(5):
+            assert (array[slot] == 10 * slot + number).all()
+
+
+OPTIONS = {"max_num_seqs": 8, "max_num_batched_tokens": 8}
+
+
+@pytest.mark.parametrize(
+    ("memory", "slots", "blocks"),
+    [
+        (10_000, 8, 80),  # all that all sequences can need
+        (8_799, 8, 79),
+        (1_300, 6, 7),  # half of the memory for slots
+        (300, 1, 2),  # at least one
+    ],
+)
+def test_slots_take_memory_before_blocks(memory: int, slots: int, blocks: int) -> None:
+    """A slot has 100 bytes and a block as well, and a sequence has up to ten blocks."""
+    options, available = EngineOptions(**OPTIONS), CacheMemory(memory, "the setting")
+    assert count_slots(options, 100, 1_000, available) == slots
+    assert count_blocks(options, 100, 10, available, slots * 100) == blocks
+
+
+def test_a_start_without_memory_for_one_state_says_so() -> None:
+    options = EngineOptions(**OPTIONS, kv_cache_memory_bytes=4096)
+    with pytest.raises(OutOfCacheMemory, match="states of one sequence: they need 5000 bytes, 4096 are available"):
+        count_slots(options, 5000, 0, None)
+    assert count_slots(options, 4000, 1000, None) == 1
+    with pytest.raises(OutOfCacheMemory, match="96 are available beside 4000 bytes of states; raise --kv-cache"):
+        count_blocks(options, 1000, 10, None, 4000)
 
 
 def test_free_memory_respects_a_containers_limit(tmp_path: Path) -> None:

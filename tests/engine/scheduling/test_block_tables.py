@@ -46,17 +46,17 @@ def test_more_sequences_fit_where_windows_free_blocks(windows: tuple[int | None,
     assert preemptions(BlockGroups((None,) * len(windows))) > 0
 
 
-def test_states_are_held_whatever_the_length() -> None:
-    scheduler = make(64, groups=BlockGroups((None,), 5))
+def test_a_model_without_pages_uses_a_block_for_each_sequence() -> None:
+    """Of none of which it has memory: they are its slots, whose use operators see."""
+    scheduler = make(8, groups=BlockGroups((), has_states=True))
     runner = FakeRunner(scheduler)
-    scheduler.add(request("a", range(6), 4))
+    for name in "ab":
+        scheduler.add(request(name, range(30), 4))
     runner.step()
-    assert held(runner) == 2 + 5
-    scheduler.add(request("b", range(1), 4))
-    runner.step()
-    assert held(runner) == 2 + 5 + 1 + 5
+    stats = scheduler.stats()
+    assert (held(runner), stats.blocks_used, stats.blocks_total) == (0, 2, 8)
     runner.run()
-    assert held(runner) == 0
+    assert scheduler.stats().blocks_used == 0
 
 
 def found(runner: FakeRunner, prompt: list[int]) -> int:
@@ -114,15 +114,14 @@ def test_blocks_that_were_given_back_before_a_failure_are_not_found(windows: tup
 
 
 def test_a_prefix_is_not_read_where_there_are_states() -> None:
-    runner = FakeRunner(make(64, groups=BlockGroups((None,), 1)))
+    runner = FakeRunner(make(64, groups=BlockGroups((None,), has_states=True)))
     prompt = list(range(20))
     assert [found(runner, prompt) for _ in range(2)] == [0, 0]
 
 
 @pytest.mark.parametrize("windows", [(None,), (None, 5), (3, 7), ()])
-@pytest.mark.parametrize("states", [0, 2])
-def test_the_longest_sequence_is_the_longest_that_fits(windows: tuple[int | None, ...], states: int) -> None:
-    groups = BlockGroups(windows, states)
+def test_the_longest_sequence_is_the_longest_that_fits(windows: tuple[int | None, ...]) -> None:
+    groups = BlockGroups(windows)
     for blocks in range(1, 30):
         fits = [length for length in range(61) if groups.most_blocks(length, 8, BLOCK) <= blocks]
         assert groups.longest(blocks, 60, 8, BLOCK) == max(fits, default=0)

@@ -24,8 +24,9 @@ GROUPS = [
     BlockGroups((None, 5, 5)),
     BlockGroups((9,)),
     BlockGroups((4, None, 1)),
-    BlockGroups((None,), 2),
-    BlockGroups((), 3),
+    BlockGroups((None,), has_states=True),
+    BlockGroups((9, None), has_states=True),
+    BlockGroups((), has_states=True),
 ]
 
 
@@ -81,10 +82,10 @@ def run_arrivals(
     groups: BlockGroups,
     aborts: list[tuple[int, int]],
 ) -> None:
-    if groups.state_blocks:
-        draft = 0  # a rejected draft would have changed the states
+    if groups.has_states and stages > 1:
+        draft = 0  # as the engine does
     if len(groups.windows) == 1:
-        blocks = blocks - 48 + groups.state_blocks
+        blocks = blocks - 48
     scheduler = make(
         blocks,
         seqs=seqs,
@@ -123,6 +124,64 @@ def run_arrivals(
             while len(expected) < min(len(prompt) + max_tokens, 60):
                 expected.append(runner.next_of(expected))
             assert runner.tokens[f"r{index}"] == expected
+
+
+@given(
+    arrivals=ARRIVALS,
+    poisoned=st.sets(st.integers(0, 11), max_size=3),
+    blocks=st.integers(40, 80),
+    seqs=st.integers(1, 6),
+    tokens=st.integers(6, 50),
+    by_priority=st.booleans(),
+    draft=st.sampled_from([0, 6]),
+    groups=st.sampled_from([groups for groups in GROUPS if groups.has_states]),
+)
+@settings(max_examples=100, deadline=None)
+def test_only_the_request_ends_that_steps_fail_for(
+    arrivals: list[tuple[list[int], int, int, int, str | None]],
+    poisoned: set[int],
+    blocks: int,
+    seqs: int,
+    tokens: int,
+    by_priority: bool,
+    draft: int,
+    groups: BlockGroups,
+) -> None:
+    """The others of its steps are computed again, although their states are lost each time."""
+    scheduler = make(blocks, seqs=seqs, tokens=tokens, length=60, by_priority=by_priority, draft=draft, groups=groups)
+    runner = FakeRunner(scheduler)
+    runner.poisoned = {f"r{index}" for index in poisoned}
+    waiting = sorted(enumerate(arrivals), key=lambda item: item[1][2])
+    for step in range(3000):
+        while waiting and waiting[0][1][2] <= step:
+            index, (prompt, max_tokens, _, priority, salt) = waiting.pop(0)
+            scheduler.add(request(f"r{index}", prompt, max_tokens, priority=priority, cache_salt=salt))
+        if not waiting and not scheduler.has_work:
+            break
+        runner.step()
+    for index, (prompt, max_tokens, *_) in enumerate(arrivals):
+        assert runner.ended[f"r{index}"] == ("error" if index in poisoned else "length")
+        if index not in poisoned:
+            expected = list(prompt)
+            while len(expected) < min(len(prompt) + max_tokens, 60):
+                expected.append(runner.next_of(expected))
+            assert runner.tokens[f"r{index}"] == expected
+
+
+def test_a_lost_request_is_computed_alone_up_to_where_it_was() -> None:
+    scheduler = make(groups=BlockGroups((None,), has_states=True))
+    runner = FakeRunner(scheduler)
+    for name in "abc":
+        scheduler.add(request(name, range(9), 8))
+    runner.step()
+    runner.poisoned = {"b"}
+    steps = [[item.request_id for item in runner.step().scheduled] for _ in range(4)]
+    assert steps[0] == ["a", "b", "c"]
+    assert all(len(names) == 1 for names in steps[1:])
+    while scheduler.has_work:
+        runner.step()
+    assert runner.ended == {"a": "length", "b": "error", "c": "length"}
+    assert runner.lost == 3, "only the first step has failed for several"
 
 
 def test_a_long_prompt_leaves_budget_for_decoding_sequences() -> None:

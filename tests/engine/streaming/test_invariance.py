@@ -128,8 +128,7 @@ def test_requests_wait_for_blocks_and_are_never_preempted(
 ) -> None:
     """The cache holds two windows; each sequence's blocks are reserved until it ends."""
     roomy = Engine(streaming_folder, block_size=4, max_num_batched_tokens=16)
-    scheduler: Any = roomy.core.scheduler
-    window = -(-(WINDOW - 1 + 16) // 4) + 1 + scheduler._groups.state_blocks
+    window = -(-(WINDOW - 1 + 16) // 4) + 1
     size = 2 * window * roomy.block_bytes
     engine = Engine(
         streaming_folder, block_size=4, max_num_batched_tokens=16, kv_cache_memory_bytes=size, in_flight=in_flight
@@ -143,8 +142,7 @@ def test_requests_wait_for_blocks_and_are_never_preempted(
 def test_a_small_cache_bounds_the_audio(streaming_folder: Path) -> None:
     """Fewer blocks than a window has: then the context is as long as they are."""
     roomy = Engine(streaming_folder, block_size=4)
-    scheduler: Any = roomy.core.scheduler
-    blocks = 13 + scheduler._groups.state_blocks
+    blocks = 13
     engine = Engine(streaming_folder, block_size=4, kv_cache_memory_bytes=blocks * roomy.block_bytes)
     assert engine.info.max_model_len == 52
     audio = features(0, 52)
@@ -190,7 +188,7 @@ def test_memory_stays_flat_over_a_minute(streaming_folder: Path) -> None:
             request = scheduler._requests["r"]
             assert not request._features
     assert len(engine.results["r"].tokens) == frames - 3
-    assert most <= -(-(WINDOW - 1 + 16) // 4) + 1 + scheduler._groups.state_blocks
+    assert most <= -(-(WINDOW - 1 + 16) // 4) + 1
     pages = items._size.pages
     assert pages <= (ENCODER_WINDOW + 4 * 64) // 4 + 2
     assert items._cache.layers[0].keys.shape[1] == 2 * pages

@@ -58,9 +58,12 @@ class Device(LoadTarget, Protocol):
         """
 
     def allocate_cache(
-        self, layout: CacheLayout, num_blocks: int, block_size: int, dtype: torch.dtype, prefault: int
+        self, layout: CacheLayout, num_blocks: int, block_size: int, dtype: torch.dtype, prefault: int, slots: int
     ) -> KVCache:
-        """Allocate the pages of all layers; `prefault`: bytes to map ahead of their use, where that applies."""
+        """Allocate the pages of all layers, and slots of states.
+
+        `prefault`: bytes of pages to map ahead of their use, where that applies.
+        """
 
     def input_builder(self, table: RequestTable, options: EngineOptions) -> InputBuilder:
         """The builder of step inputs."""

@@ -89,9 +89,9 @@ class CpuDevice(HostDevice):
 
     @override
     def allocate_cache(
-        self, layout: CacheLayout, num_blocks: int, block_size: int, dtype: torch.dtype, prefault: int
+        self, layout: CacheLayout, num_blocks: int, block_size: int, dtype: torch.dtype, prefault: int, slots: int
     ) -> KVCache:
-        return HostKVCache(layout, num_blocks, block_size, dtype, prefault)
+        return HostKVCache(layout, num_blocks, block_size, dtype, prefault, slots)
 
     @override
     def input_builder(self, table: RequestTable, options: EngineOptions) -> InputBuilder:
@@ -126,9 +126,9 @@ class ReferenceDevice(HostDevice):
 
     @override
     def allocate_cache(
-        self, layout: CacheLayout, num_blocks: int, block_size: int, dtype: torch.dtype, prefault: int
+        self, layout: CacheLayout, num_blocks: int, block_size: int, dtype: torch.dtype, prefault: int, slots: int
     ) -> KVCache:
-        return HostKVCache(layout, num_blocks, block_size, dtype)
+        return HostKVCache(layout, num_blocks, block_size, dtype, slots=slots)
 
     @override
     def input_builder(self, table: RequestTable, options: EngineOptions) -> InputBuilder:

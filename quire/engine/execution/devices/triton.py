@@ -79,9 +79,9 @@ class TritonDevice(Device):
 
     @override
     def allocate_cache(
-        self, layout: CacheLayout, num_blocks: int, block_size: int, dtype: torch.dtype, prefault: int
+        self, layout: CacheLayout, num_blocks: int, block_size: int, dtype: torch.dtype, prefault: int, slots: int
     ) -> KVCache:
-        return DeviceKVCache(layout, num_blocks, block_size, dtype, self.torch_device)
+        return DeviceKVCache(layout, num_blocks, block_size, dtype, self.torch_device, slots)
 
     @override
     def input_builder(self, table: RequestTable, options: EngineOptions) -> InputBuilder:

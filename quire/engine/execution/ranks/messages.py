@@ -16,20 +16,16 @@ from quire.engine.scheduling.plan import SampledTokens, StepPlan
 
 
 class Connect(msgspec.Struct, frozen=True, tag=True):
-    """All ranks have loaded their parts of the model: connect to each other.
-
-    Attributes:
-        state_blocks: blocks of the states of a sequence, on the rank where they are most.
-    """
-
-    state_blocks: int
+    """All ranks have loaded their parts of the model: connect to each other."""
 
 
 class Allocate(msgspec.Struct, frozen=True, tag=True):
-    """Allocate the KV cache."""
+    """Allocate the KV cache and the slots of states, see `SlotCounts`."""
 
     num_blocks: int
     context_len: int
+    sequences: int
+    spare_slots: int
 
 
 class RunStep(msgspec.Struct, frozen=True, tag=True):
@@ -48,20 +44,26 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         weight_bytes: of the part.
-        state_blocks: blocks of the states of a sequence on this rank.
         dtype: in which the rank runs the model.
     """
 
     weight_bytes: int
-    state_blocks: int
     dtype: str
 
 
 class Counted(msgspec.Struct, frozen=True, tag=True):
-    """The number of KV blocks that the worker has memory for. `block_bytes`: bytes of one on this rank."""
+    """What the worker has memory for: KV blocks, and slots of states, see `SlotCounts`.
+
+    Attributes:
+        block_bytes: bytes of a block on this rank; 0: its layers have none.
+        slot_bytes: bytes of a slot.
+    """
 
     num_blocks: int
     block_bytes: int
+    sequences: int
+    spare_slots: int
+    slot_bytes: int
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

@@ -60,6 +60,8 @@ class FollowingRunner(ModelRunner):
         """Append the tokens that the core has sampled from the step before."""
         for sequence in sampled:
             row = self._table.row_of(sequence.request_id)
+            if self._states is not None:
+                self._states.verified(row, len(sequence.tokens) - 1)
             for token in sequence.tokens:
                 self._table.append(row, token)
 

@@ -89,23 +89,34 @@ class ModelInputs:
     @property
     def is_replayable(self) -> bool:
         """Whether all inputs may be at fixed addresses, so that captured steps can read them."""
-        return self.items is None and self.states is None and self.positions.dim() == 1
+        return self.items is None and self.positions.dim() == 1
 
 
 class StepStates(Protocol):
-    """The states of the sequences of one step.
+    """The states of the sequences of one step, in slots. Those of a sequence that begins are zero.
+
+    Layers of decoders change them where they are (`arrays`). Where a sequence cannot be computed again, because its
+    audio is not kept, layers read copies and write them: these are stored when the whole step has succeeded.
 
     Attributes:
         ranges: the tokens [begin, end) of each sequence among those of the step.
+        slots: (sequences,) int64 the slot of each sequence, on the device. On the host at the same address in all
+            steps, like `cu_seqlens`, so that kernel calls with them can be replayed.
+        cu_seqlens: (sequences + 1,) int64 on the host, the first token of each sequence, and the number of tokens.
     """
 
     ranges: Sequence[tuple[int, int]]
+    slots: Tensor
+    cu_seqlens: Tensor
+
+    def arrays(self, layer: int) -> list[Tensor]:
+        """Return each array (slots, *shape) of a layer's states, contiguous within a slot, to be changed in place."""
 
     def read(self, layer: int) -> list[Tensor]:
-        """Return each array (sequences, *shape) of a layer's states before the step."""
+        """Return a copy of each array (sequences, *shape) of a layer's states before the step."""
 
     def write(self, layer: int, arrays: Sequence[Tensor]) -> None:
-        """Replace a layer's states by those behind the step's tokens."""
+        """Replace a layer's states by those behind the step's tokens, when the step has succeeded."""
 
 
 class StepAttention(Protocol):
