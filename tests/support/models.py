@@ -62,6 +62,20 @@ _QWEN2_MOE = {
     **{name: value for name, value in _QWEN_MOE.items() if name not in ("head_dim", "norm_topk_prob")},
     "shared_expert_intermediate_size": 80,
 }
+_DELTA_NET = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 32,
+}
+_KIMI = {
+    **{name: value for name, value in _MLA.items() if name not in ("n_routed_experts", "first_k_dense_replace")},
+    "q_lora_rank": None,
+    "num_local_experts": 8,
+    "linear_head_dim": 16,
+    "linear_num_heads": 4,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+}
 _GRANITE = {
     "embedding_multiplier": 12.0,
     "logits_scaling": 0.5,
@@ -113,6 +127,18 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24}),
     "qwen2_moe": ("qwen2_moe", _QWEN2_MOE),
     "qwen3_moe": ("qwen3_moe", _QWEN_MOE),
+    "qwen3_next": ("qwen3_next", {**_QWEN2_MOE, **_DELTA_NET, "head_dim": 32}),
+    "qwen3_5": ("qwen3_5_text", {**_DELTA_NET, "head_dim": 32, "linear_value_head_dim": 16}),
+    "qwen3_5_moe": (
+        "qwen3_5_moe_text",
+        {
+            **{name: value for name, value in _QWEN2_MOE.items() if name != "mlp_only_layers"},
+            **_DELTA_NET,
+            "head_dim": 32,
+        },
+    ),
+    "olmo_hybrid": ("olmo_hybrid", {**_DELTA_NET, "linear_num_key_heads": 4, "rope_parameters": None}),
+    "kimi_linear": ("kimi_linear", _KIMI),
     "gpt_oss": (
         "gpt_oss",
         {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24},
