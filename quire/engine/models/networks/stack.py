@@ -19,6 +19,7 @@ from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.mlp import GatedMLPLayer, PlainMLPLayer
 from quire.engine.models.layers.moe import MoELayer
 from quire.engine.models.layers.norm import add_and_norm, make_norm
+from quire.engine.models.layers.state_space import ChannelStateSpaceLayer, HeadStateSpaceLayer, ShortConvLayer
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.specs.decoder import (
     Attention,
@@ -29,10 +30,12 @@ from quire.engine.models.specs.decoder import (
     GroupedQueryAttention,
     LatentAttention,
     Layer,
+    NoAttention,
     ParallelResidual,
     PlainMLP,
     StackSpec,
 )
+from quire.engine.models.specs.state_space import ChannelStateSpace, HeadStateSpace, ShortConvolution
 from quire.kernels.add_scaled import add_scaled
 from quire.kernels.take_rows import take_rows
 
@@ -56,14 +59,14 @@ class TransformerLayer(nn.Module):
         super().__init__()
         self.scale = spec.residual_scale
         self.parallel = spec.parallel
-        self.attn = _attention(index, spec.attn, model, group)
-        self.ffn = _feed_forward(spec.ffn, model, group)
+        self.attn = None if isinstance(spec.attn, NoAttention) else _attention(index, spec.attn, model, group)
+        self.ffn = None if spec.ffn is None else _feed_forward(spec.ffn, model, group)
 
         def norm(exists: bool) -> nn.Module:
             return make_norm(model.hidden, model.norm) if exists else nn.Identity()
 
-        self.attn_norm = norm(spec.pre_norm and spec.pre_attn_norm)
-        self.ffn_norm = norm(spec.pre_norm and spec.parallel is not ParallelResidual.ONE_NORM)
+        self.attn_norm = norm(self.attn is not None and spec.pre_norm and spec.pre_attn_norm)
+        self.ffn_norm = norm(self.ffn is not None and spec.pre_norm and spec.parallel is not ParallelResidual.ONE_NORM)
         self.attn_output_norm, self.ffn_output_norm = norm(spec.branch_output_norm), norm(spec.branch_output_norm)
         self.attn_inner_post_ln = make_norm(model.hidden, model.norm) if spec.inner_post_ln else None
         self.attn_post_ln = make_norm(model.hidden, model.norm) if spec.post_ln else None
@@ -74,6 +77,8 @@ class TransformerLayer(nn.Module):
 
     def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
         """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `StepAttention`."""
+        if self.attn is None or self.ffn is None:
+            return self._one_branch(x, step, last_layer=last_layer)
         rows = step.lora_rows(last_layer=last_layer)
         ffn = self.ffn if rows is None else partial(self.ffn, lora=rows)
         normed = self.attn_norm(x)
@@ -97,6 +102,16 @@ class TransformerLayer(nn.Module):
             branch, scale = self.cross(read, step, logits_rows=logits_rows), 1.0
         x, read = add_and_norm(self.ffn_norm, x, branch, scale)
         return add_scaled(x, self.ffn_output_norm(ffn(read)), self.scale)
+
+    def _one_branch(self, x: Tensor, step: StepContext, *, last_layer: bool) -> Tensor:
+        """The result of a layer that has attention alone, or a feed-forward alone."""
+        if self.attn is not None:
+            branch = self.attn_output_norm(self.attn(self.attn_norm(x), step, last_layer=last_layer))
+        if last_layer and step.last_token_only and step.logits_indices is not None:
+            x = take_rows(x, step.logits_indices)
+        if self.ffn is not None:
+            branch = self.ffn_output_norm(self.ffn(self.ffn_norm(x)))
+        return add_scaled(x, branch, self.scale)
 
 
 def _give_six_bits(layer: TransformerLayer, hidden: int) -> None:
@@ -153,6 +168,9 @@ _ATTENTION_LAYERS: dict[type[Attention], Callable[[int, Any, StackSpec, RankGrou
     GroupedQueryAttention: GroupedAttentionLayer,
     LatentAttention: LatentAttentionLayer,
     DisentangledAttention: DisentangledAttentionLayer,
+    ShortConvolution: ShortConvLayer,
+    ChannelStateSpace: ChannelStateSpaceLayer,
+    HeadStateSpace: HeadStateSpaceLayer,
 }
 
 

@@ -108,7 +108,7 @@ class CacheGroup:
 
 
 def group_layers(
-    kinds: Sequence[TokenCache | StateCache], context_len: int, *, crossing: Sequence[int] = ()
+    kinds: Sequence[TokenCache | StateCache | None], context_len: int, *, crossing: Sequence[int] = ()
 ) -> tuple[CacheGroup, ...]:
     """Return the groups of a decoder: those that grow with a sequence, that of cross-attention, those of states.
 
@@ -117,7 +117,7 @@ def group_layers(
     several groups, whose layers alternate, so that each pipeline stage has layers of all groups.
 
     Args:
-        kinds: what each layer keeps.
+        kinds: what each layer keeps; None: nothing.
         context_len: tokens of the longest sequence. A window that is not shorter keeps all tokens.
         crossing: indices of the layers with cross-attention. It reads the pages of a layer at other blocks, so no
             other layer may have the same place in a block: the layers that grow are one group then.
@@ -125,6 +125,8 @@ def group_layers(
     growing: dict[TokenCache, list[int]] = {}
     states: dict[StateCache, list[int]] = {}
     for layer, kind in enumerate(kinds):
+        if kind is None:
+            continue
         if isinstance(kind, StateCache):
             states.setdefault(kind, []).append(layer)
         elif crossing or (isinstance(kind, WindowCache) and kind.window >= context_len):

@@ -205,6 +205,19 @@ class Recurrence(Attention):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NoAttention(Attention):
+    """Nothing in the place of attention: a layer that is a feed-forward alone."""
+
+    description: ClassVar = "layers without attention"
+
+    rope: Rope | None = None  # always None
+
+    @property
+    def cache(self) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class GatedMLP(SpecPart):
     """down(act(gate(x)) * up(x))."""
 
@@ -364,10 +377,11 @@ class Layer:
         parallel: attention and feed-forward both read the layer's input.
         cross: cross-attention between attention and feed-forward, with a norm before it; not in layers
             with `post_ln` or `parallel`.
+        ffn: None: the layer is attention, or what is in its place, alone; then x + scale * attn(pre(x)).
     """
 
     attn: Attention
-    ffn: FeedForward
+    ffn: FeedForward | None
     pre_norm: bool = True
     pre_attn_norm: bool = True
     branch_output_norm: bool = False
@@ -585,7 +599,7 @@ class DecoderSpec(TransformerSpec):
 
     def cache_groups(self, context_len: int) -> tuple[CacheGroup, ...]:
         """Return the groups of its layers; see `group_layers`."""
-        kinds = [layer.attn.cache for layer in self.layers if layer.attn.cache is not None]
+        kinds = [layer.attn.cache for layer in self.layers]
         crossing = [index for index, layer in enumerate(self.layers) if layer.cross is not None]
         return group_layers(kinds, context_len, crossing=crossing)
 
