@@ -23,28 +23,34 @@ def _rates(logarithms: Tensor) -> Tensor:
     return rates.t() if rates.dim() == 2 else rates
 
 
-def mixer_rules(module: str) -> tuple[tuple[str, str], ...]:
-    """The names of the tensors of a state space. `module`: a pattern of its name in a layer."""
+def mixer_rules(module: str, to: str = "attn") -> tuple[tuple[str, str], ...]:
+    """The names of the tensors of a state space.
+
+    Args:
+        module: a pattern of its name in a layer.
+        to: the name of ours.
+    """
     mixer = LAYER + module + r"\."
-    return (
-        (mixer + "in_proj" + KIND, "attn.inputs.{kind}"),
-        (mixer + "conv1d" + KIND, "attn.conv.{kind}"),
-        (mixer + "out_proj" + KIND, "attn.out.{kind}"),
-        (mixer + "A_log", "attn.rate"),
-        (mixer + "D", "attn.skip"),
-        (mixer + "dt_bias", "attn.step_bias"),
-        (mixer + r"norm\.weight", "attn.norm.weight"),
-        (mixer + r"x_proj\.weight", "attn.selection.weight"),
-        (mixer + r"dt_proj\.weight", "attn.steps.weight"),
-        (mixer + r"dt_proj\.bias", "attn.step_bias"),
-        (mixer + r"dt_layernorm\.weight", "attn.step_norm.weight"),
-        (mixer + r"b_layernorm\.weight", "attn.write_norm.weight"),
-        (mixer + r"c_layernorm\.weight", "attn.read_norm.weight"),
+    rules = (
+        (mixer + "in_proj" + KIND, "inputs.{kind}"),
+        (mixer + "conv1d" + KIND, "conv.{kind}"),
+        (mixer + "out_proj" + KIND, "out.{kind}"),
+        (mixer + "A_log", "rate"),
+        (mixer + "D", "skip"),
+        (mixer + "dt_bias", "step_bias"),
+        (mixer + r"norm\.weight", "norm.weight"),
+        (mixer + r"x_proj\.weight", "selection.weight"),
+        (mixer + r"dt_proj\.weight", "steps.weight"),
+        (mixer + r"dt_proj\.bias", "step_bias"),
+        (mixer + r"dt_layernorm\.weight", "step_norm.weight"),
+        (mixer + r"b_layernorm\.weight", "write_norm.weight"),
+        (mixer + r"c_layernorm\.weight", "read_norm.weight"),
     )
+    return tuple((pattern, f"{to}.{name}") for pattern, name in rules)
 
 
 MIXER_CONVERT: Mapping[str, Callable[[Tensor], Tensor]] = {"attn.conv.weight": taps_first, "attn.rate": _rates}
-_NAMES = WeightNames(
+MIXER_NAMES = WeightNames(
     (
         (r"embeddings?\.weight", "embed.weight"),
         (r"lm_head\.weight", "head.weight"),
@@ -154,7 +160,7 @@ def _decoder(config: Any, mixer: Recurrence) -> DecoderSpec:
 
 
 FAMILIES = (
-    Family(name="falcon_mamba", config_types=("falcon_mamba",), spec=falcon_mamba, tensors=_NAMES),
-    Family(name="mamba", config_types=("mamba",), spec=mamba, tensors=_NAMES),
-    Family(name="mamba2", config_types=("mamba2",), spec=mamba2, tensors=_NAMES),
+    Family(name="falcon_mamba", config_types=("falcon_mamba",), spec=falcon_mamba, tensors=MIXER_NAMES),
+    Family(name="mamba", config_types=("mamba",), spec=mamba, tensors=MIXER_NAMES),
+    Family(name="mamba2", config_types=("mamba2",), spec=mamba2, tensors=MIXER_NAMES),
 )

@@ -33,10 +33,11 @@ from quire.engine.models.specs.decoder import (
     NoAttention,
     ParallelResidual,
     PlainMLP,
+    SideBySide,
     StackSpec,
 )
 from quire.engine.models.specs.state_space import ChannelStateSpace, HeadStateSpace, ShortConvolution
-from quire.kernels.add_scaled import add_scaled
+from quire.kernels.add_scaled import add_scaled, scaled
 from quire.kernels.take_rows import take_rows
 
 # Hidden sizes below which int4 is 6 bits for all weights of a layer, and for more of them than for the largest models.
@@ -163,6 +164,23 @@ class LayerStack(nn.Module):
         return hidden
 
 
+class SideBySideLayer(nn.Module):
+    """Attention and a recurrence whose results are added; see `SideBySide`."""
+
+    def __init__(self, index: int, spec: SideBySide, model: StackSpec, group: RankGroup | None = None) -> None:
+        super().__init__()
+        self.spec = spec
+        self.attention = _attention(index, spec.attention, model, group)
+        self.recurrence = _attention(index, spec.recurrence, model, group)
+
+    def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
+        """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `StepAttention`."""
+        spec = self.spec
+        remembered = scaled(self.recurrence(x, step, last_layer=last_layer), spec.recurrence_scale)
+        attended = self.attention(scaled(x, spec.input_scale), step, last_layer=last_layer)
+        return add_scaled(remembered, attended, spec.scale)
+
+
 # By kind of attention: the class of its layers. Those of packages outside of the tree name theirs in `Attention.layer`.
 _ATTENTION_LAYERS: dict[type[Attention], Callable[[int, Any, StackSpec, RankGroup | None], nn.Module]] = {
     GroupedQueryAttention: GroupedAttentionLayer,
@@ -171,6 +189,7 @@ _ATTENTION_LAYERS: dict[type[Attention], Callable[[int, Any, StackSpec, RankGrou
     ShortConvolution: ShortConvLayer,
     ChannelStateSpace: ChannelStateSpaceLayer,
     HeadStateSpace: HeadStateSpaceLayer,
+    SideBySide: SideBySideLayer,
 }
 
 
@@ -182,7 +201,16 @@ def _attention(index: int, spec: Attention, model: StackSpec, group: RankGroup |
 
 def _feed_forward(spec: FeedForward, model: StackSpec, group: RankGroup | None) -> nn.Module:
     if isinstance(spec, GatedMLP):
-        return GatedMLPLayer(model.hidden, spec.size, spec.act, bias=spec.bias, down_bias=spec.down_bias, group=group)
+        return GatedMLPLayer(
+            model.hidden,
+            spec.size,
+            spec.act,
+            bias=spec.bias,
+            down_bias=spec.down_bias,
+            gate_scale=spec.gate_scale,
+            out_scale=spec.out_scale,
+            group=group,
+        )
     if isinstance(spec, PlainMLP):
         return PlainMLPLayer(model.hidden, spec.size, spec.act, bias=spec.bias, group=group)
     return MoELayer(model.hidden, spec, group)
