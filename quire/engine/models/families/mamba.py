@@ -69,7 +69,7 @@ def check_activation(config: Any, name: str = "hidden_act") -> None:
         raise UnsupportedModel(f"{name} is {act!r}, but must be 'silu' for layers with state spaces")
 
 
-def step_limits(limits: Any) -> dict[str, float | None]:
+def step_limits(limits: Any) -> dict[str, Any]:
     """Return the limits of time steps as a `HeadStateSpace` has them.
 
     Raises:
