@@ -25,6 +25,13 @@ def sigmoid(x):
 
 
 @triton.jit
+def softplus(x):
+    """log(1 + e^x), without an exponential that overflows."""
+    decay = tl.exp(-tl.abs(x))
+    return tl.where(x > 0, x, 0.0) + tl.where(decay < 1e-4, decay, tl.log(1.0 + decay))
+
+
+@triton.jit
 def activate(x, ACT: tl.constexpr):
     """The activation that `quire.kernels.activation` calls ACT."""
     if ACT == "silu":
