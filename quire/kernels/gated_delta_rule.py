@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels import gpu, native
-from quire.kernels.capture import break_capture, empty
+from quire.kernels.capture import empty
 
 _MAX_DIM = 512  # elements of a key of the compiled kernels
 EPS = 1e-6  # added to the squares of queries and keys
@@ -57,8 +57,6 @@ def gated_delta_rule(
     """
     tensors = (q, k, v, gates.decay, gates.beta)
     if native.supports(*tensors) and v.shape[2] % native.LANES == 0 and k.shape[2] <= _MAX_DIM:
-        if len(slots) != len(q):
-            break_capture()  # a replay would not read other numbers of tokens
         out = empty(v.shape, v.dtype)
         native.kernels.gated_delta_rule(
             q=q,

@@ -121,16 +121,12 @@ def test_a_server_that_is_ended_while_it_loads_leaves_nothing(
         next(line for line in process.stderr if "2 ranks" in line)  # the workers are started next
         eventually(lambda: any("spawn_main" in command_of(p) for p in psutil.Process(process.pid).children()))
         processes = psutil.Process(process.pid).children(recursive=True)
-        assert list(temporary.glob("quire-ranks-*"))
         if to_all:
             os.killpg(process.pid, sent)
         else:
             process.send_signal(sent)
         assert process.wait(60) == status
         errors = process.stderr.read()
-    if sent == signal.SIGKILL and "Traceback" in errors:
-        # Python was just starting the ranks: they got no arguments from the killed process, so they knew no folder.
-        assert_all_have_ended(processes)
-        return
-    assert "Traceback" not in errors
+    # A rank that was just being started gets no arguments from a killed process, which Python prints.
+    assert sent == signal.SIGKILL or "Traceback" not in errors
     assert_nothing_is_left(processes, temporary)

@@ -23,7 +23,7 @@ def head_inputs(tokens: int, heads: int, dim: int, groups: int, size: int) -> tu
     """x, dt, b and c of a projection, and parameters."""
     parts = [heads * dim, heads, groups * size, groups * size]
     x, dt, b, c = torch.randn(tokens, sum(parts)).split(parts, 1)
-    parameters = HeadParameters(-torch.rand(heads) * 4, torch.randn(heads), torch.randn(heads), 0.01, 2.0)
+    parameters = HeadParameters(torch.randn(heads) * 2, torch.randn(heads), torch.randn(heads), 0.01, 2.0)
     grouped = [part.unflatten(1, (groups, size)) for part in (b, c)]
     return [x.unflatten(1, (heads, dim)), dt * 8, *grouped], parameters
 
@@ -32,7 +32,7 @@ def channel_inputs(tokens: int, channels: int, size: int) -> tuple[list[Tensor],
     """x, dt, b and c, and parameters."""
     parts = [channels, channels, size, size]
     x, dt, b, c = torch.randn(tokens, sum(parts)).split(parts, 1)
-    parameters = ChannelParameters(-torch.rand(size, channels) * 4, torch.randn(channels), torch.randn(channels))
+    parameters = ChannelParameters(torch.randn(size, channels) * 2, torch.randn(channels), torch.randn(channels))
     return [x, dt * 8, b, c], parameters
 
 
@@ -120,7 +120,7 @@ def test_steps_are_exact_where_they_are_small_or_large() -> None:
     dt = torch.cat((torch.linspace(-80, 80, 2000), torch.logspace(-6, 0, 48)))[None]
     count = dt.shape[1]
     state, zeros = torch.zeros(1, 1, count), torch.zeros(count)
-    parameters = ChannelParameters(-torch.ones(1, count), zeros, zeros)
+    parameters = ChannelParameters(torch.ones(1, count), zeros, zeros)
     one = torch.ones(1, 1)
     selective_scan.selective_scan(
         torch.ones(1, count), dt, one, one, parameters, state, torch.tensor([0]), torch.tensor([0, 1])

@@ -242,7 +242,14 @@ class Engine:
     def block_bytes(self) -> int:
         """Bytes of a block of every group of layers."""
         scheduler: Any = self.core.scheduler
-        return self.info.cache_bytes // self.info.num_blocks * len(scheduler._tables._groups.windows)
+        groups = len(scheduler._tables._groups.windows)
+        return (self.info.cache_bytes - self.state_bytes) // self.info.num_blocks * groups
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the slots of states, where the host has them."""
+        cache = self.core.executor.cache
+        return 0 if cache is None or cache.states is None else cache.states.memory.numel()
 
     def step(self) -> None:
         while not self.core.has_work:  # all requests wait for a tier

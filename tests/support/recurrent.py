@@ -23,6 +23,8 @@ from quire.engine.models.sharding.decoder import ShardedDecoder
 from quire.engine.models.sharding.weight_shards import WeightShards
 from quire.engine.models.specs.cache import StateArray, StateCache
 from quire.engine.models.specs.decoder import DecoderSpec, GroupedQueryAttention, Recurrence, StackSpec
+from quire.kernels.causal_conv import causal_conv
+from quire.kernels.state_space_scan import HeadParameters, state_space_scan
 from tests.support.engine import Engine
 
 
@@ -86,12 +88,68 @@ class GatedSumLayer(nn.Module):
         return (heads[0][:, :, None] * total).sum(1).flatten().to(q.dtype)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Scan(Recurrence):
+    """A causal convolution and a state-space recurrence, both by compiled kernels."""
+
+    layer: ClassVar = "tests.support.recurrent:ScanLayer"
+
+    heads: int = 2
+    dim: int = 16
+    size: int = 16
+    width: int = 4
+
+    @property
+    def cache(self) -> StateCache:
+        """The last inputs of the convolution, and the states of heads."""
+        return StateCache(
+            (
+                StateArray((self.width - 1, self.heads * self.dim), "float32"),
+                StateArray((self.heads, self.size, self.dim), "float32"),
+            )
+        )
+
+
+class ScanLayer(nn.Module):
+    """Call nothing but compiled kernels in decode steps, which can therefore be captured."""
+
+    def __init__(self, index: int, spec: Scan, model: StackSpec, group: RankGroup | None = None) -> None:
+        """`group` is not read: the layer is not divided."""
+        super().__init__()
+        self.index, self.spec = index, spec
+        channels = spec.heads * spec.dim
+        self.projection = Linear(model.hidden, channels, spec.size, spec.size, spec.heads)
+        self.kernel = nn.Parameter(torch.empty(spec.width, channels), requires_grad=False)
+        self.rate, self.bias, self.skip = (nn.Parameter(torch.empty(spec.heads), requires_grad=False) for _ in range(3))
+        self.out = Linear(channels, model.hidden)
+
+    def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
+        """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `StepAttention`."""
+        spec, states = self.spec, step.states
+        assert states is not None
+        channels = spec.heads * spec.dim
+        projected = self.projection(x)
+        inputs, b, c, dt = projected.split([channels, spec.size, spec.size, spec.heads], 1)
+        convolution, sums = states.arrays(self.index)
+        place = (states.slots, states.cu_seqlens)
+        convolved = causal_conv(inputs, self.kernel.t(), None, convolution, *place)
+        heads = HeadParameters(self.rate.float(), self.bias.float(), self.skip.float())
+        parts = (convolved.unflatten(1, (spec.heads, spec.dim)), dt, b[:, None], c[:, None])
+        results = state_space_scan(*parts, heads, sums, *place).flatten(1)
+        if last_layer and step.last_token_only and step.logits_indices is not None:
+            results = results[step.logits_indices]
+        out: Tensor = self.out(results)
+        return out
+
+
 KINDS = ("states and attention", "states and windows", "states only", "large states")
 
 
 def with_states(spec: DecoderSpec, kind: str) -> DecoderSpec:
-    """Replace some attention of a decoder, or all of it."""
-    recurrence = GatedSum(heads=2, dim=32 if kind == "large states" else 8, width=4)
+    """Replace some attention of a decoder, or all of it. `kind`: one of `KINDS`, or "compiled kernels"."""
+    recurrence: Recurrence = GatedSum(heads=2, dim=32 if kind == "large states" else 8, width=4)
+    if kind == "compiled kernels":
+        recurrence = Scan()
     layers = list(spec.layers)
     for index, layer in enumerate(layers):
         if kind == "states only" or index % 2 == 0:
@@ -133,6 +191,8 @@ def _random_decoder(spec: DecoderSpec, dtype: torch.dtype) -> Decoder:
     for name, parameter in model.named_parameters():
         if "norm" in name:
             parameter.data.fill_(1.0)
+        elif name.endswith("rate"):
+            parameter.data.fill_(-0.5)
         else:
             parameter.data.normal_(0, 0.25, generator=generator)
     return model

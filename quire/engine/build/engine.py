@@ -398,8 +398,9 @@ def _build_decoder(
             plan.slot_bytes >> 10,
         )
         options = options.model_copy(update={"max_num_seqs": slots.sequences})
-        config = replace(config, engine=options)
         streaming = None if streaming is None else replace(streaming, streams=slots.sequences)
+    options = _with_drafts(options, plan, slots, config.parallel.pipeline_parallel_size)
+    config = replace(config, engine=options)
     context_len = loaded.config.within_step(
         _fitting_context(loaded, config, plan, num_blocks - cross_blocks, step),
         config.model.max_model_len,
@@ -424,7 +425,8 @@ def _build_decoder(
             ranks.wait_until_ready(poll)
             executor = ranks.executor(executor)
         if device.compiles_kernels and streaming is None:
-            plans = decoder_plans(decoder_limits(loaded, kind, options, context_len, num_blocks, plan.groups))
+            warm_up_limits = decoder_limits(loaded, kind, options, context_len, num_blocks, slots.spare, plan.groups)
+            plans = decoder_plans(warm_up_limits)
             warm_up(executor, plans, poll, executor.max_steps_in_flight if ranks is None else 1)
             warm_up_vision(loaded)
         events = None if streaming is not None else event_publisher(options, plan, config.replica)
@@ -469,6 +471,17 @@ def _build_decoder(
     )
 
 
+def _with_drafts(options: EngineOptions, plan: CachePlan, slots: SlotCounts, stages: int) -> EngineOptions:
+    """The options without drafts where they would have no effect. `stages`: of the pipeline."""
+    if not plan.groups.has_states or options.speculative_method != "ngram" or (slots.spare and stages == 1):
+        return options
+    reason = "there is no memory for a second state"
+    if stages > 1:
+        reason = "a model with states has no drafts with --pipeline-parallel-size"
+    logger.warning("--speculative-method has no effect: %s", reason)
+    return options.model_copy(update={"speculative_method": "none"})
+
+
 def _cache_limit(options: EngineOptions, num_blocks: int, needed: int, available: CacheMemory | None) -> str:
     """What limits the KV cache, of which a sequence needs at most `needed` blocks."""
     if available is None:
@@ -489,10 +502,6 @@ def _scheduler(
     loaded: LoadedModel,
 ) -> Scheduler:
     max_draft = options.num_speculative_tokens if options.speculative_method == "ngram" else 0
-    if max_draft and groups.has_states and (stages > 1 or not slots.spare):
-        reason = "a model with states has no drafts in several stages" if stages > 1 else "no memory for a second state"
-        logger.warning("--speculative-method has no effect: %s", reason)
-        max_draft = 0
     speech = None if loaded.speech is None else loaded.speech.info
     limits = SchedulerLimits(
         max_num_seqs=options.max_num_seqs,

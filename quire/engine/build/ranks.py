@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import multiprocessing
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -117,7 +116,7 @@ class Ranks:
         nodes: list[JoinedNode] = []
         self._store: StoreServer | None = None
         if wait_for_nodes is None:
-            rendezvous: Rendezvous = FileRendezvous(Path(tempfile.mkdtemp(prefix="quire-ranks-")))
+            rendezvous: Rendezvous = FileRendezvous.new()
         else:
             nodes, listener = wait_for_nodes()
             rendezvous, self._store = listener.rendezvous, listener.store

@@ -9,6 +9,7 @@ kind of sampling. They run like those of requests, on zeros, in blocks that no r
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -64,6 +65,7 @@ class WarmUpLimits:
         context_len: most tokens of a sequence.
         num_blocks, block_size, groups: of the KV cache.
         draft: most draft tokens of a sequence; 0: there are no drafts.
+        drafting: most sequences of a step that have one.
         lora_id: an adapter of the model; None: it has none.
         kind: what the model does.
         is_prefix_lm: the tokens of each prompt attend to each other in both directions.
@@ -78,6 +80,7 @@ class WarmUpLimits:
     kind: ModelKind
     groups: BlockGroups = ONE_GROUP
     draft: int = 0
+    drafting: int = sys.maxsize
     lora_id: int | None = None
     is_prefix_lm: bool = False
 
@@ -147,9 +150,13 @@ def decoder_limits(
     options: EngineOptions,
     context_len: int,
     num_blocks: int,
+    spare_slots: int,
     groups: BlockGroups,
 ) -> WarmUpLimits:
-    """The limits of an engine around a decoder. `context_len`: tokens of the longest sequence."""
+    """The limits of an engine around a decoder.
+
+    `context_len`: tokens of the longest sequence; `spare_slots`: for the states of drafts.
+    """
     return WarmUpLimits(
         tokens=options.max_num_batched_tokens,
         sequences=options.max_num_seqs,
@@ -159,6 +166,7 @@ def decoder_limits(
         vocab_size=loaded.vocab_size,
         groups=groups,
         draft=options.num_speculative_tokens if options.speculative_method == "ngram" else 0,
+        drafting=spare_slots if groups.has_states else sys.maxsize,
         lora_id=next(iter(loaded.adapters), None),
         kind=kind,
         is_prefix_lm=bidirectional_tokens(loaded) == "prompt",
@@ -189,7 +197,10 @@ def warm_up(executor: Executor, plans: list[StepPlan], poll: Callable[[], None],
     started, errors, pending = time.monotonic(), set[str](), deque[PendingStep]()
 
     def finish_oldest() -> None:
-        errors.update(error.message for error in pending.popleft().result().errors.values())
+        result = pending.popleft().result()
+        errors.update(error.message for error in result.errors.values())
+        if result.lost:
+            errors.add(f"one with {len(result.lost)} sequences")
 
     for plan in tqdm(plans, desc="compiling kernels", unit="step", leave=False, disable=None):
         poll()
@@ -387,6 +398,7 @@ def _fitting(step: list[_Sequence], limits: WarmUpLimits) -> list[_Sequence]:
             sequence.count <= left
             and sequence.length + sequence.draft <= limits.length
             and len(fitting) < limits.sequences
+            and (not sequence.draft or sum(bool(other.draft) for other in fitting) < limits.drafting)
         ):
             fitting.append(sequence)
             left -= sequence.count

@@ -18,6 +18,7 @@ from quire.engine.execution.cache import OutOfCacheMemory
 from quire.engine.execution.inputs import Span
 from quire.engine.execution.state_slots import StateSlots, slot_bytes
 from quire.engine.execution.states import StateCaches
+from quire.engine.models.layers.inputs import ModelInputs
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.specs.cache import StateArray, StateCache
 from quire.engine.scheduling.drafter import Drafter
@@ -68,9 +69,8 @@ def test_states_are_computed_again_after_preemption(folder: Path, kind: str) -> 
     model = ModelOptions(max_model_len=104)
     roomy = recurrent_engine(folder, kind, model=model, block_size=BLOCK)
     scheduler: Any = roomy.core.scheduler
-    states = roomy.runner._states.slots.memory.numel()
     needed = scheduler._tables._groups.most_blocks(104, 512, BLOCK)
-    size = states + needed * (roomy.info.cache_bytes - states) // roomy.info.num_blocks
+    size = roomy.state_bytes + needed * (roomy.info.cache_bytes - roomy.state_bytes) // roomy.info.num_blocks
     engine = recurrent_engine(folder, kind, model=model, block_size=BLOCK, kv_cache_memory_bytes=size)
     assert together(engine, workload(SEED), SEED) == alone(folder, kind)
     assert engine.preemptions > 0 or kind == "states only"  # nothing grows there: others wait
@@ -138,6 +138,13 @@ def test_slots_of_steps_are_at_the_same_address() -> None:
     second = states.of_step([Span(2, 0, 4, 1, True, False), Span(0, 1, 0, 5, False, False)])
     assert (second.slots.data_ptr(), second.cu_seqlens.data_ptr()) == address
     assert (second.slots.tolist(), second.cu_seqlens.tolist()) == ([2, 0], [0, 1, 6])
+
+
+def test_steps_are_replayed_only_if_each_sequence_has_one_token() -> None:
+    """Captured kernels read the slots of the step, but not where each sequence begins."""
+    states, tokens = state_caches(3).of_step([Span(1, 0, 4, 1, True, True)]), torch.zeros(1, dtype=torch.int64)
+    assert ModelInputs(tokens, tokens, None, states=states).is_replayable
+    assert not ModelInputs(tokens, tokens, tokens, states=states).is_replayable
 
 
 def test_the_states_before_a_rejected_draft_stay() -> None:
@@ -214,7 +221,7 @@ def test_only_the_request_ends_that_steps_fail_for(folder: Path, monkeypatch: py
     plain = recurrent_engine(folder, "states and attention")
     for name, prompt in (("good", random_prompt(0, 9)), ("other", random_prompt(2, 5))):
         assert engine.results[name].tokens == tokens_of(plain, prompt, greedy(8))
-    assert engine.blocks_used == engine.rows_used == 0
+    assert engine.blocks_used == 0
 
 
 def guess(monkeypatch: pytest.MonkeyPatch, texts: list[list[int]]) -> None:
@@ -269,7 +276,7 @@ def test_drafts_need_memory_for_a_second_state(folder: Path, caplog: pytest.LogC
         engine = recurrent_engine(
             folder, kind, speculative_method="ngram", kv_cache_memory_bytes=int(1.9 * size), **options
         )
-    assert "--speculative-method has no effect: no memory for a second state" in caplog.text
+    assert "--speculative-method has no effect: there is no memory for a second state" in caplog.text
     assert tokens_of(engine, [5] * 4, greedy(6)) == tokens_of(roomy, [5] * 4, greedy(6))
     assert engine.drafted == 0
 

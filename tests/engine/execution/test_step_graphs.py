@@ -13,6 +13,7 @@ from quire.kernels import native
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 from tests.support.pictures import drawn
+from tests.support.recurrent import recurrent_engine
 from tests.support.vision_models import make_composite, prompt_with_pictures, save_seeing
 
 pytestmark = pytest.mark.skipif(
@@ -43,6 +44,26 @@ def test_replayed_steps_give_the_same_tokens(
     assert len(step_graphs.graphs) == 2  # one of each kind
     monkeypatch.setattr(StepGraphs, "logits", lambda self, *args: self._eager.logits(*args))
     assert tokens(folder, model, kv_cache_dtype=cache_dtype)[0] == replayed
+
+
+def tokens_with_states(folder: Path, **options: Any) -> tuple[list[list[int]], StepGraphs]:
+    """Tokens of requests that enter while others decode, some of them into the slots of those that have ended."""
+    engine = recurrent_engine(folder, "compiled kernels", max_num_seqs=3, max_num_batched_tokens=16, **options)
+    for number in range(7):
+        engine.add(str(number), random_prompt(number, 1 + 9 * number), greedy(8 + 7 * (number % 3)))
+        engine.step()
+    engine.run()
+    return [engine.results[str(number)].tokens for number in range(7)], engine.runner.steps
+
+
+def test_decode_steps_with_states_are_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps with chunks of prompts run eagerly."""
+    folder = save_model(make_model("llama", head_dim=32), tmp_path)
+    replayed, step_graphs = tokens_with_states(folder)
+    assert [*step_graphs.graphs] == [(True, None)]
+    drafted, _ = tokens_with_states(folder, speculative_method="ngram")
+    monkeypatch.setattr(StepGraphs, "logits", lambda self, *args: self._eager.logits(*args))
+    assert tokens_with_states(folder)[0] == replayed == drafted
 
 
 def test_layers_that_run_in_torch_are_not_captured(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_requests_wait_for_blocks_and_are_never_preempted(
     """The cache holds two windows; each sequence's blocks are reserved until it ends."""
     roomy = Engine(streaming_folder, block_size=4, max_num_batched_tokens=16)
     window = -(-(WINDOW - 1 + 16) // 4) + 1
-    size = 2 * window * roomy.block_bytes
+    size = roomy.state_bytes + 2 * window * roomy.block_bytes
     engine = Engine(
         streaming_folder, block_size=4, max_num_batched_tokens=16, kv_cache_memory_bytes=size, in_flight=in_flight
     )
@@ -142,8 +142,8 @@ def test_requests_wait_for_blocks_and_are_never_preempted(
 def test_a_small_cache_bounds_the_audio(streaming_folder: Path) -> None:
     """Fewer blocks than a window has: then the context is as long as they are."""
     roomy = Engine(streaming_folder, block_size=4)
-    blocks = 13
-    engine = Engine(streaming_folder, block_size=4, kv_cache_memory_bytes=blocks * roomy.block_bytes)
+    size = roomy.state_bytes + 13 * roomy.block_bytes
+    engine = Engine(streaming_folder, block_size=4, kv_cache_memory_bytes=size)
     assert engine.info.max_model_len == 52
     audio = features(0, 52)
     tokens = engine.generate([START, PAD], greedy(99), items=(audio_of(audio),)).tokens

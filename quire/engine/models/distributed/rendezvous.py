@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import shutil
 import socket
+import tempfile
+import uuid
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -49,7 +51,10 @@ class Rendezvous(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FileRendezvous:
-    """A folder, for ranks that are all on this machine. A file is made in it for each connection."""
+    """A folder, for ranks that are all on this machine. A file is made in it for each connection.
+
+    The first rank that connects makes it: only processes that know it, and delete it at their end, leave it behind.
+    """
 
     folder: Path
     address: str = _LOOPBACK
@@ -58,9 +63,15 @@ class FileRendezvous:
 
     def store(self, name: str, size: int) -> Any:
         """See `Rendezvous`."""
+        self.folder.mkdir(0o700, exist_ok=True)
         files = torch_distributed().FileStore(str(self.folder / name), size)
         files.set_timeout(CONNECT_TIMEOUT)
         return files
+
+    @classmethod
+    def new(cls) -> FileRendezvous:
+        """Return a folder that nobody else uses, among the temporary ones."""
+        return cls(Path(tempfile.gettempdir()) / f"quire-ranks-{uuid.uuid4().hex}")
 
     def remove(self) -> None:
         """Delete the folder."""

@@ -8,7 +8,7 @@ from typing import Any
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.families.llama import LLAMA, decoder, mlp
 from quire.engine.models.families.olmo_hybrid import join_convolutions
-from quire.engine.models.families.qwen3_next import check_silu, mixed_layers, taps
+from quire.engine.models.families.qwen3_next import check_silu, mixed_layers
 from quire.engine.models.family import Family
 from quire.engine.models.specs.decoder import (
     DecoderSpec,
@@ -20,7 +20,7 @@ from quire.engine.models.specs.decoder import (
     MoE,
 )
 from quire.engine.models.specs.delta_net import GatedDeltaNet
-from quire.engine.models.specs.tensor_names import KIND, LAYER
+from quire.engine.models.specs.tensor_names import KIND, LAYER, taps_first
 
 _ATTENTION = LAYER + r"self_attn\."
 _GATE = _ATTENTION + r"(?:forget_gate\.)?"
@@ -98,7 +98,7 @@ FAMILIES = (
         tensors=replace(
             LLAMA,
             rules=(*_RULES, *LLAMA.rules),
-            convert={"attn.conv": taps, "attn.log_rate": lambda rate: rate.flatten()},
+            convert={"attn.conv": taps_first, "attn.log_rate": lambda rate: rate.flatten()},
             prepare=join_convolutions,
         ),
     ),

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from quire.engine.models.config.rope import rope_of
 from quire.engine.models.families.llama import LLAMA_OUTPUT_NORMS, biased_attention, decoder, head_dim, mlp
-from quire.engine.models.families.qwen3_next import delta_net, mixed_layers, taps
+from quire.engine.models.families.qwen3_next import delta_net, mixed_layers
 from quire.engine.models.family import Family
 from quire.engine.models.specs.decoder import DecoderSpec, Layer, QKNorm
 from quire.engine.models.specs.delta_net import GatedDeltaNet
-from quire.engine.models.specs.tensor_names import KIND, LAYER, NamedTensors
+from quire.engine.models.specs.tensor_names import KIND, LAYER, NamedTensors, taps_first
 
 if TYPE_CHECKING:  # families are read without torch
     from torch import Tensor
@@ -76,7 +76,7 @@ FAMILIES = (
         tensors=replace(
             LLAMA_OUTPUT_NORMS,
             rules=(*_RULES, *LLAMA_OUTPUT_NORMS.rules, *_LAST_RULES),
-            convert={"attn.conv": taps},
+            convert={"attn.conv": taps_first},
             prepare=join_convolutions,
         ),
     ),

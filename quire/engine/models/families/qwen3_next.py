@@ -24,7 +24,7 @@ from quire.engine.models.specs.decoder import (
     SoftmaxRouter,
 )
 from quire.engine.models.specs.delta_net import GatedDeltaNet
-from quire.engine.models.specs.tensor_names import KIND, LAYER, NamedTensors, WeightNames
+from quire.engine.models.specs.tensor_names import KIND, LAYER, NamedTensors, WeightNames, taps_first
 
 if TYPE_CHECKING:  # families are read without torch
     from torch import Tensor
@@ -41,11 +41,6 @@ _RULES = (
     (_LINEAR + r"out_proj" + KIND, "attn.out.{kind}"),
 )
 _FUSED = re.compile(r"(?P<layer>.*\.linear_attn)\.in_proj_(?P<kind>qkvz|ba)\.weight")
-
-
-def taps(weight: Tensor) -> Tensor:
-    """(channels, 1, width) of a convolution as (width, channels)."""
-    return weight.flatten(1).t()
 
 
 def mixed_layers(config: Any, linear: Attention, full: Attention) -> list[Attention]:
@@ -120,7 +115,7 @@ def _names(spec: DecoderSpec, _: Facts) -> WeightNames:
         LLAMA,
         rules=(*_RULES, *LLAMA.rules),
         ignored=rf"{LLAMA.ignored}|mtp\..*",
-        convert={"attn.conv": taps},
+        convert={"attn.conv": taps_first},
         prepare=prepare,
     )
 

@@ -219,7 +219,7 @@ def test_the_core_does_not_wait_for_a_worker_to_read_a_plan() -> None:
 def test_a_message_that_is_no_step_ends_a_worker_that_waits_for_one() -> None:
     workers, (rank,) = make_workers()
     steps = ReceivedSteps(RankChannel(rank.connection, ToWorker))
-    workers.send(Connect(0))
+    workers.send(Connect())
     with pytest.raises(MalformedMessage, match="Connect arrived in place of a step"):
         steps.next(None)
     workers.close()
@@ -228,9 +228,9 @@ def test_a_message_that_is_no_step_ends_a_worker_that_waits_for_one() -> None:
 def test_messages_before_the_first_step_are_no_steps() -> None:
     workers, (rank,) = make_workers()
     channel = RankChannel(rank.connection, ToWorker)
-    workers.send(Connect(0))
-    assert channel.receive_one(Connect) == Connect(0)
-    workers.send(Connect(0))
+    workers.send(Connect())
+    assert channel.receive_one(Connect) == Connect()
+    workers.send(Connect())
     with pytest.raises(MalformedMessage, match="Connect arrived in place of Allocate"):
         channel.receive_one(Allocate)
     workers.close()
