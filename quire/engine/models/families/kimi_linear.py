@@ -24,7 +24,7 @@ from quire.engine.models.specs.tensor_names import KIND, LAYER, taps_first
 
 _ATTENTION = LAYER + r"self_attn\."
 _GATE = _ATTENTION + r"(?:forget_gate\.)?"
-_SHARED = LAYER + r"block_sparse_moe\.shared_experts\."
+_MLP = LAYER + r"block_sparse_moe\."  # transformers also saves dense ones under this name
 _RULES = (
     (_GATE + r"f_(?P<side>a|b)_proj" + KIND, "attn.decay.{side}.{kind}"),
     (_GATE + r"A_log", "attn.log_rate"),
@@ -33,9 +33,11 @@ _RULES = (
     (_ATTENTION + r"b_proj" + KIND, "attn.gates.{kind}"),
     (_ATTENTION + r"conv1d\.weight", "attn.conv"),
     (_ATTENTION + r"o_norm\.weight", "attn.norm"),
-    (LAYER + r"block_sparse_moe\.gate\.e_score_correction_bias", "ffn.score_bias"),
-    (_SHARED + r"(?P<part>gate|up)_proj" + KIND, "ffn.shared.gate_up.{kind}"),
-    (_SHARED + r"down_proj" + KIND, "ffn.shared.down.{kind}"),
+    (_MLP + r"gate\.e_score_correction_bias", "ffn.score_bias"),
+    (_MLP + r"(?P<part>gate|up)_proj" + KIND, "ffn.gate_up.{kind}"),
+    (_MLP + r"down_proj" + KIND, "ffn.down.{kind}"),
+    (_MLP + r"shared_experts\.(?P<part>gate|up)_proj" + KIND, "ffn.shared.gate_up.{kind}"),
+    (_MLP + r"shared_experts\.down_proj" + KIND, "ffn.shared.down.{kind}"),
 )
 
 
