@@ -11,7 +11,6 @@ from quire.engine.models.config.rope import rope_of
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.families.llama import LLAMA, biased_attention, decoder, head_dim, mlp
 from quire.engine.models.families.qwen3_moe import feed_forwards, without_stacks
-from quire.engine.models.families.vision_language import vision_language_model
 from quire.engine.models.family import Facts, Family
 from quire.engine.models.specs.decoder import (
     Attention,
@@ -159,6 +158,4 @@ FAMILIES = (
     Family(name="qwen3_next", config_types=("qwen3_next",), spec=qwen3_next, tensors=_names),
     Family(name="qwen3_5_text", config_types=("qwen3_5_text",), spec=qwen3_5, tensors=_names),
     Family(name="qwen3_5_moe_text", config_types=("qwen3_5_moe_text",), spec=qwen3_5_moe, tensors=_names),
-    vision_language_model("qwen3_5"),
-    vision_language_model("qwen3_5_moe"),
 )
