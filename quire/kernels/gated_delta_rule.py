@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels import gpu, native
 from quire.kernels.capture import empty
+from quire.kernels.delta_gates import DeltaGates
 
 _MAX_DIM = 512  # elements of a key of the compiled kernels
 EPS = 1e-6  # added to the squares of queries and keys
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaGates:
-    """What a token's state forgets, and how much of it the token changes.
-
-    Attributes:
-        decay: (tokens, heads, channels), the last two dimensions dense; channels: 1, or the elements of a key. The
-            logarithm of a decay is -e^log_rate * softplus(decay + bias).
-        beta: (tokens, heads), last stride 1; the part that is changed is most_beta * sigmoid(beta).
-        log_rate: (heads,) float32.
-        bias: (heads, channels) float32.
-        most_beta: 2 where the part may exceed 1, which turns what the state has.
-    """
-
-    decay: Tensor
-    beta: Tensor
-    log_rate: Tensor
-    bias: Tensor
-    most_beta: float = 1.0
 
 
 def gated_delta_rule(

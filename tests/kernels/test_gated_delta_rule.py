@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels import gated_delta_rule, native, output_gate
-from quire.kernels.gated_delta_rule import DeltaGates
+from quire.kernels.delta_gates import DeltaGates
 
 LENGTHS = (1, 37, 0, 2, 1)
 SLOTS = torch.tensor([3, 0, 6, 1, 5])

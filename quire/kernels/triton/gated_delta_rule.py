@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.delta_gates import DeltaGates
 from quire.kernels.triton.numerics import sigmoid, softplus
 from quire.kernels.triton.variants import KernelVariant
-
-if TYPE_CHECKING:
-    from quire.kernels.gated_delta_rule import DeltaGates
 
 _BLOCK = 16  # columns of a state in a program
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from quire.kernels import gated_delta_rule, native
-from quire.kernels.gated_delta_rule import DeltaGates
+from quire.kernels.delta_gates import DeltaGates
 
 
 @pytest.fixture(autouse=True)

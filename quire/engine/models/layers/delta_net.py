@@ -15,7 +15,8 @@ from quire.engine.models.specs.decoder import StackSpec
 from quire.engine.models.specs.delta_net import GatedDeltaNet
 from quire.kernels.capture import RowKind, set_row_kind
 from quire.kernels.causal_conv import causal_conv
-from quire.kernels.gated_delta_rule import DeltaGates, gated_delta_rule
+from quire.kernels.delta_gates import DeltaGates
+from quire.kernels.gated_delta_rule import gated_delta_rule
 from quire.kernels.gated_rms_norm import gated_rms_norm
 from quire.kernels.linear import Quantization, pack_exact_weight
 from quire.kernels.take_rows import take_rows
