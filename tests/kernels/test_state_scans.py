@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -19,7 +21,7 @@ def bounds(lengths: tuple[int, ...]) -> Tensor:
     return torch.tensor((0, *lengths)).cumsum(0)
 
 
-def head_inputs(tokens: int, heads: int, dim: int, groups: int, size: int) -> tuple[list[Tensor], HeadParameters]:
+def head_inputs(tokens: int, heads: int, dim: int, groups: int, size: int) -> tuple[Any, HeadParameters]:
     """x, dt, b and c of a projection, and parameters."""
     parts = [heads * dim, heads, groups * size, groups * size]
     x, dt, b, c = torch.randn(tokens, sum(parts)).split(parts, 1)
@@ -28,7 +30,7 @@ def head_inputs(tokens: int, heads: int, dim: int, groups: int, size: int) -> tu
     return [x.unflatten(1, (heads, dim)), dt * 8, *grouped], parameters
 
 
-def channel_inputs(tokens: int, channels: int, size: int) -> tuple[list[Tensor], ChannelParameters]:
+def channel_inputs(tokens: int, channels: int, size: int) -> tuple[Any, ChannelParameters]:
     """x, dt, b and c, and parameters."""
     parts = [channels, channels, size, size]
     x, dt, b, c = torch.randn(tokens, sum(parts)).split(parts, 1)
@@ -36,7 +38,7 @@ def channel_inputs(tokens: int, channels: int, size: int) -> tuple[list[Tensor],
     return [x, dt * 8, b, c], parameters
 
 
-def tolerances(dtype: torch.dtype) -> dict[str, float]:
+def tolerances(dtype: torch.dtype) -> Any:
     return {"atol": 1e-4, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 0.05, "rtol": 0.02}
 
 
@@ -87,6 +89,8 @@ def test_a_sequence_in_pieces_is_the_same(enabled: bool) -> None:
         slots, results = torch.tensor([1, 0])[: 2 if beside else 1], list[Tensor]()
         for begin, length in zip(bounds(lengths).tolist(), lengths, strict=False):
             ends = torch.tensor([0, length, length + beside])[: len(slots) + 1]
+            of_heads: Any
+            of_channels: Any
             of_heads, of_channels = (
                 [torch.cat((part[begin : begin + length], part[:beside])) for part in parts]
                 for parts in (heads, channels)
