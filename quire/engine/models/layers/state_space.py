@@ -126,7 +126,7 @@ class ChannelStateSpaceLayer(nn.Module):
         steps, write, read = self.selection(value).split((spec.rank, spec.state, spec.state), 1)
         y = selective_scan(
             value,
-            self.steps(self.step_norm(steps).contiguous()),
+            self.steps(self.step_norm(steps)),
             self.write_norm(write),
             self.read_norm(read),
             ChannelParameters(self.rate, self.step_bias, self.skip),
