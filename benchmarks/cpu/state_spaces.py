@@ -23,8 +23,9 @@ from torch import Tensor
 from benchmarks.cpu.limits import Limits, best
 from quire.kernels import native
 from quire.kernels.causal_conv import causal_conv
-from quire.kernels.selective_scan import ChannelParameters, selective_scan
-from quire.kernels.state_space_scan import HeadParameters, state_space_scan
+from quire.kernels.selective_scan import selective_scan
+from quire.kernels.state_parameters import ChannelParameters, HeadParameters
+from quire.kernels.state_space_scan import state_space_scan
 
 RUNS = 20
 STEPS = ((16, 1), (1, 1), (1, 512))  # sequences, and tokens of each
