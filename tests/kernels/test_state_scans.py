@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from quire.kernels import gated_rms_norm, native, selective_scan, state_space_scan
-from quire.kernels.selective_scan import ChannelParameters
-from quire.kernels.state_space_scan import HeadParameters
+from quire.kernels.state_parameters import ChannelParameters, HeadParameters
 
 LENGTHS = (1, 37, 0, 2, 1)
 SLOTS = torch.tensor([3, 0, 6, 1, 5])
@@ -19,7 +20,7 @@ def bounds(lengths: tuple[int, ...]) -> Tensor:
     return torch.tensor((0, *lengths)).cumsum(0)
 
 
-def head_inputs(tokens: int, heads: int, dim: int, groups: int, size: int) -> tuple[list[Tensor], HeadParameters]:
+def head_inputs(tokens: int, heads: int, dim: int, groups: int, size: int) -> tuple[Any, HeadParameters]:
     """x, dt, b and c of a projection, and parameters."""
     parts = [heads * dim, heads, groups * size, groups * size]
     x, dt, b, c = torch.randn(tokens, sum(parts)).split(parts, 1)
@@ -28,7 +29,7 @@ def head_inputs(tokens: int, heads: int, dim: int, groups: int, size: int) -> tu
     return [x.unflatten(1, (heads, dim)), dt * 8, *grouped], parameters
 
 
-def channel_inputs(tokens: int, channels: int, size: int) -> tuple[list[Tensor], ChannelParameters]:
+def channel_inputs(tokens: int, channels: int, size: int) -> tuple[Any, ChannelParameters]:
     """x, dt, b and c, and parameters."""
     parts = [channels, channels, size, size]
     x, dt, b, c = torch.randn(tokens, sum(parts)).split(parts, 1)
@@ -36,7 +37,7 @@ def channel_inputs(tokens: int, channels: int, size: int) -> tuple[list[Tensor],
     return [x, dt * 8, b, c], parameters
 
 
-def tolerances(dtype: torch.dtype) -> dict[str, float]:
+def tolerances(dtype: torch.dtype) -> Any:
     return {"atol": 1e-4, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 0.05, "rtol": 0.02}
 
 
@@ -47,12 +48,12 @@ def tolerances(dtype: torch.dtype) -> dict[str, float]:
 @pytest.mark.parametrize("gated", [False, True])
 def test_state_space_scan(dtype: torch.dtype, heads: int, dim: int, groups: int, size: int, gated: bool) -> None:
     inputs, parameters = head_inputs(sum(LENGTHS), heads, dim, groups, size)
-    inputs = [part.to(dtype) for part in inputs]
-    gate = torch.randn_like(inputs[0]) if gated else None
+    x, dt, b, c = (part.to(dtype) for part in inputs)
+    gate = torch.randn_like(x) if gated else None
     state = torch.randn(7, heads, size, dim)
     expected_state = state.clone()
-    out = state_space_scan.state_space_scan(*inputs, parameters, state, SLOTS, bounds(LENGTHS), gate=gate)
-    expected = state_space_scan.reference(*inputs, parameters, expected_state, SLOTS, bounds(LENGTHS), gate)
+    out = state_space_scan.state_space_scan(x, dt, b, c, parameters, state, SLOTS, bounds(LENGTHS), gate=gate)
+    expected = state_space_scan.reference(x, dt, b, c, parameters, expected_state, SLOTS, bounds(LENGTHS), gate)
     assert out.dtype == dtype
     torch.testing.assert_close(out, expected, **tolerances(dtype))
     torch.testing.assert_close(state, expected_state, atol=1e-4, rtol=1e-4)
@@ -64,12 +65,12 @@ def test_state_space_scan(dtype: torch.dtype, heads: int, dim: int, groups: int,
 @pytest.mark.parametrize("gated", [False, True])
 def test_selective_scan(dtype: torch.dtype, channels: int, size: int, gated: bool) -> None:
     inputs, parameters = channel_inputs(sum(LENGTHS), channels, size)
-    inputs = [part.to(dtype) for part in inputs]
-    gate = torch.randn_like(inputs[0]) if gated else None
+    x, dt, b, c = (part.to(dtype) for part in inputs)
+    gate = torch.randn_like(x) if gated else None
     state = torch.randn(7, size, channels)
     expected_state = state.clone()
-    out = selective_scan.selective_scan(*inputs, parameters, state, SLOTS, bounds(LENGTHS), gate=gate)
-    expected = selective_scan.reference(*inputs, parameters, expected_state, SLOTS, bounds(LENGTHS), gate)
+    out = selective_scan.selective_scan(x, dt, b, c, parameters, state, SLOTS, bounds(LENGTHS), gate=gate)
+    expected = selective_scan.reference(x, dt, b, c, parameters, expected_state, SLOTS, bounds(LENGTHS), gate)
     assert out.dtype == dtype
     torch.testing.assert_close(out, expected, **tolerances(dtype))
     torch.testing.assert_close(state, expected_state, atol=1e-4, rtol=1e-4)
@@ -87,12 +88,10 @@ def test_a_sequence_in_pieces_is_the_same(enabled: bool) -> None:
         slots, results = torch.tensor([1, 0])[: 2 if beside else 1], list[Tensor]()
         for begin, length in zip(bounds(lengths).tolist(), lengths, strict=False):
             ends = torch.tensor([0, length, length + beside])[: len(slots) + 1]
-            of_heads, of_channels = (
-                [torch.cat((part[begin : begin + length], part[:beside])) for part in parts]
-                for parts in (heads, channels)
-            )
-            y = state_space_scan.state_space_scan(*of_heads, head_parameters, states[0], slots, ends)
-            z = selective_scan.selective_scan(*of_channels, channel_parameters, states[1], slots, ends)
+            x, dt, b, c = (torch.cat((part[begin : begin + length], part[:beside])) for part in heads)
+            y = state_space_scan.state_space_scan(x, dt, b, c, head_parameters, states[0], slots, ends)
+            x, dt, b, c = (torch.cat((part[begin : begin + length], part[:beside])) for part in channels)
+            z = selective_scan.selective_scan(x, dt, b, c, channel_parameters, states[1], slots, ends)
             results.append(torch.cat((y.flatten(1), z), 1)[:length])
         return [torch.cat(results), *(state[1] for state in states)]
 
