@@ -42,4 +42,5 @@ def reference(x: Tensor, gate: Tensor, weight: Tensor, group: int, eps: float, *
     parts = (x.float() * factor if gate_first else x.float()).unflatten(1, (-1, group))
     normed = (parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + eps)).flatten(1)
     out = normed.to(x.dtype).float() * weight.float()
-    return (out if gate_first else out * factor).to(x.dtype)
+    result: Tensor = out if gate_first else out * factor
+    return result.to(x.dtype)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels import gpu, native
-from quire.kernels.capture import break_capture, empty
+from quire.kernels.capture import empty
 
 _MAX_STATE = 256  # elements of a channel in the compiled kernels
 
@@ -19,7 +19,7 @@ class ChannelParameters:
     """Parameters of each channel, float32.
 
     Attributes:
-        rate: (size, channels) the logarithm of the decay in a step of length 1; below 0.
+        rate: (size, channels) how fast states decay: a step of length 1 multiplies them with e^-|rate|.
         bias: (channels,), added to time steps, before their softplus.
         skip: (channels,), factor of the inputs, which are added to outputs.
     """
@@ -41,7 +41,7 @@ def selective_scan(
     *,
     gate: Tensor | None = None,
 ) -> Tensor:
-    """s = e^(rate * step) * s + step * b * x for each token and channel; its result is c s + skip * x.
+    """s = e^(-|rate| * step) * s + step * b * x for each token and channel; its result is c s + skip * x.
 
     A result depends neither on how a sequence is divided among calls, nor on other sequences.
 
@@ -61,8 +61,6 @@ def selective_scan(
     """
     tensors = (x, dt, b, c) if gate is None else (x, dt, b, c, gate)
     if native.supports(*tensors) and x.shape[1] % native.LANES == 0 and b.shape[1] <= _MAX_STATE:
-        if len(slots) != len(x):
-            break_capture()  # a replay would not read other numbers of tokens
         out = empty(x.shape, x.dtype)
         native.kernels.selective_scan(
             x=x,
@@ -103,7 +101,7 @@ def reference(
         for token in range(begin, end):
             value = x[token].float()
             steps = F.softplus(dt[token].float() + channels.bias)
-            state[slot] *= (steps * channels.rate).exp()
+            state[slot] *= (-steps * channels.rate.abs()).exp()
             state[slot] += b[token].float()[:, None] * (steps * value)
             out[token] = (state[slot] * c[token].float()[:, None]).sum(0) + value * channels.skip
     if gate is not None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels import gpu, native
-from quire.kernels.capture import break_capture, empty
+from quire.kernels.capture import empty
 
 _MAX_STATE = 1024  # elements of the compiled kernels' groups
 
@@ -20,7 +20,7 @@ class HeadParameters:
     """Parameters of each head, (heads,) float32.
 
     Attributes:
-        rate: the logarithm of a head's decay in a step of length 1; below 0.
+        rate: how fast a state decays: a step of length 1 multiplies it with e^-|rate|.
         bias: added to time steps, before their softplus.
         skip: factor of the head's inputs, which are added to its outputs.
         low, high: limits of time steps.
@@ -45,7 +45,7 @@ def state_space_scan(
     *,
     gate: Tensor | None = None,
 ) -> Tensor:
-    """S = e^(rate * step) * S + step * b x^T for each token; its result is c S + skip * x.
+    """S = e^(-|rate| * step) * S + step * b x^T for each token; its result is c S + skip * x.
 
     A result depends neither on how a sequence is divided among calls, nor on other sequences.
 
@@ -65,8 +65,6 @@ def state_space_scan(
     """
     tensors = (x, dt, b, c) if gate is None else (x, dt, b, c, gate)
     if native.supports(*tensors) and x.shape[2] % native.LANES == 0 and b.shape[2] <= _MAX_STATE:
-        if len(slots) != len(x):
-            break_capture()  # a replay would not read other numbers of tokens
         out = empty(x.shape, x.dtype)
         native.kernels.state_space_scan(
             x=x,
@@ -111,7 +109,7 @@ def reference(
             steps = F.softplus(dt[token].float() + heads.bias).clamp(heads.low, heads.high)
             added = x[token].float() * steps[:, None]
             write, read = (part[token].float().repeat_interleave(count, 0) for part in (b, c))
-            state[slot] *= (steps * heads.rate).exp()[:, None, None]
+            state[slot] *= (-steps * heads.rate.abs()).exp()[:, None, None]
             state[slot] += write[:, :, None] * added[:, None]
             out[token] = (state[slot] * read[:, :, None]).sum(1) + x[token].float() * heads.skip[:, None]
     if gate is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -28,7 +30,7 @@ def test_it_is_the_convolution_of_the_reference(dtype: torch.dtype, channels: in
     state = torch.randn(9, width - 1, channels).to(dtype).float()
     slots, expected_state = torch.tensor([3, 0, 8, 1, 7, 5]), state.clone()
     gates = (first, second) if gated else (None, None)
-    activation = None if gated else "silu"
+    activation: Any = None if gated else "silu"
     arguments = (weight, bias, state, slots, bounds(LENGTHS))
     out = causal_conv(x, *arguments, activation=activation, input_gate=gates[0], output_gate=gates[1])
     arguments = (weight, bias, expected_state, slots, bounds(LENGTHS))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -19,24 +21,24 @@ def bounds(lengths: tuple[int, ...]) -> Tensor:
     return torch.tensor((0, *lengths)).cumsum(0)
 
 
-def head_inputs(tokens: int, heads: int, dim: int, groups: int, size: int) -> tuple[list[Tensor], HeadParameters]:
+def head_inputs(tokens: int, heads: int, dim: int, groups: int, size: int) -> tuple[Any, HeadParameters]:
     """x, dt, b and c of a projection, and parameters."""
     parts = [heads * dim, heads, groups * size, groups * size]
     x, dt, b, c = torch.randn(tokens, sum(parts)).split(parts, 1)
-    parameters = HeadParameters(-torch.rand(heads) * 4, torch.randn(heads), torch.randn(heads), 0.01, 2.0)
+    parameters = HeadParameters(torch.randn(heads) * 2, torch.randn(heads), torch.randn(heads), 0.01, 2.0)
     grouped = [part.unflatten(1, (groups, size)) for part in (b, c)]
     return [x.unflatten(1, (heads, dim)), dt * 8, *grouped], parameters
 
 
-def channel_inputs(tokens: int, channels: int, size: int) -> tuple[list[Tensor], ChannelParameters]:
+def channel_inputs(tokens: int, channels: int, size: int) -> tuple[Any, ChannelParameters]:
     """x, dt, b and c, and parameters."""
     parts = [channels, channels, size, size]
     x, dt, b, c = torch.randn(tokens, sum(parts)).split(parts, 1)
-    parameters = ChannelParameters(-torch.rand(size, channels) * 4, torch.randn(channels), torch.randn(channels))
+    parameters = ChannelParameters(torch.randn(size, channels) * 2, torch.randn(channels), torch.randn(channels))
     return [x, dt * 8, b, c], parameters
 
 
-def tolerances(dtype: torch.dtype) -> dict[str, float]:
+def tolerances(dtype: torch.dtype) -> Any:
     return {"atol": 1e-4, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 0.05, "rtol": 0.02}
 
 
@@ -87,6 +89,8 @@ def test_a_sequence_in_pieces_is_the_same(enabled: bool) -> None:
         slots, results = torch.tensor([1, 0])[: 2 if beside else 1], list[Tensor]()
         for begin, length in zip(bounds(lengths).tolist(), lengths, strict=False):
             ends = torch.tensor([0, length, length + beside])[: len(slots) + 1]
+            of_heads: Any
+            of_channels: Any
             of_heads, of_channels = (
                 [torch.cat((part[begin : begin + length], part[:beside])) for part in parts]
                 for parts in (heads, channels)
@@ -120,7 +124,7 @@ def test_steps_are_exact_where_they_are_small_or_large() -> None:
     dt = torch.cat((torch.linspace(-80, 80, 2000), torch.logspace(-6, 0, 48)))[None]
     count = dt.shape[1]
     state, zeros = torch.zeros(1, 1, count), torch.zeros(count)
-    parameters = ChannelParameters(-torch.ones(1, count), zeros, zeros)
+    parameters = ChannelParameters(torch.ones(1, count), zeros, zeros)
     one = torch.ones(1, 1)
     selective_scan.selective_scan(
         torch.ones(1, count), dt, one, one, parameters, state, torch.tensor([0]), torch.tensor([0, 1])

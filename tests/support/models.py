@@ -153,6 +153,100 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("cohere2", {"sliding_window": 24}),
 }
 
+_HEADS = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 16,
+}
+# Models with convolutions and state spaces.
+STATE_SPACES: dict[str, tuple[str, dict[str, Any]]] = {
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"], "block_multiple_of": 16, "conv_bias": True}),
+    "lfm2_moe": (
+        "lfm2_moe",
+        {
+            "layer_types": ["full_attention", "conv"],
+            "moe_intermediate_size": 48,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "num_dense_layers": 1,
+        },
+    ),
+    "granitemoehybrid": (
+        "granitemoehybrid",
+        {
+            **_GRANITE,
+            **_HEADS,
+            "layer_types": ["linear_attention", "full_attention"],
+            "shared_intermediate_size": 48,
+            "num_local_experts": 4,
+        },
+    ),
+    "granitemoehybrid-dense": (
+        "granitemoehybrid",
+        {
+            **_GRANITE,
+            **_HEADS,
+            "layer_types": ["full_attention", "linear_attention"],
+            "shared_intermediate_size": 48,
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+            "mamba_proj_bias": True,
+        },
+    ),
+    "bamba": ("bamba", {**_HEADS, "attn_layer_indices": [1]}),
+    "jamba": ("jamba", {"num_experts": 4, "attn_layer_period": 2, "attn_layer_offset": 1}),
+    "mamba": ("mamba", {"use_bias": True}),
+    "falcon_mamba": ("falcon_mamba", {}),
+    "mamba2": (
+        "mamba2",
+        {
+            "num_heads": 4,
+            "head_dim": 32,
+            "state_size": 16,
+            "n_groups": 2,
+            "chunk_size": 16,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "falcon_h1": (
+        "falcon_h1",
+        {
+            **_HEADS,
+            "mamba_d_ssm": 128,
+            "mlp_multipliers": [0.7, 1.3],
+            "ssm_multipliers": [0.5, 1.5, 0.8, 1.2, 0.9],
+            "key_multiplier": 0.6,
+            "attention_out_multiplier": 0.8,
+            "attention_in_multiplier": 1.2,
+            "ssm_in_multiplier": 0.9,
+            "ssm_out_multiplier": 1.1,
+            "lm_head_multiplier": 0.4,
+            "embedding_multiplier": 2.0,
+        },
+    ),
+    "falcon_h1-norm": ("falcon_h1", {**_HEADS, "mamba_d_ssm": 128, "mamba_rms_norm": True}),
+    "nemotron_h": (
+        "nemotron_h",
+        {
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe", "linear_attention"],
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 32,
+            "n_groups": 2,
+            "ssm_state_size": 16,
+            "chunk_size": 16,
+            "head_dim": 16,
+            "n_routed_experts": 8,
+            "n_group": 2,
+            "moe_intermediate_size": 48,
+            "moe_shared_expert_intermediate_size": 80,
+            "time_step_min": 1e-30,  # transformers limits the steps of prompts by it, but not those of other tokens
+        },
+    ),
+}
+
 # Models that run as transformers' own implementation, with its attention replaced.
 FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "diffllama": ("diffllama", {}),  # calls attention twice in each layer
@@ -188,7 +282,7 @@ FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def make_model(case: str, *, seed: int = 0, **changes: Any) -> Any:
     """Build a transformers model of a case in float32, with weights large enough for distinct logits."""
-    model_type, overrides = {**DECODERS, **FALLBACKS}[case]
+    model_type, overrides = {**DECODERS, **FALLBACKS, **STATE_SPACES}[case]
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(seed)

@@ -6,7 +6,7 @@ struct SequenceTokens {
     int64_t slot, begin, end;
 };
 
-// Spans of consecutive tokens. If each sequence has one token, replays may have other numbers of them.
+// Spans of consecutive tokens. Slots and bounds are read in each run: replays may have other ones at the same addresses.
 struct Sequences {
     static Sequences check(const Tensor &slots, const Tensor &cu_seqlens, int64_t tokens, int64_t slot_count) {
         Size sequences("sequences"), bounds("sequences + 1");
@@ -15,20 +15,19 @@ struct Sequences {
         require(bounds == sequences + 1, "cu_seqlens", "one bound more than sequences is expected");
         const int64_t *at = cu_seqlens.data<int64_t>(), *of = slots.data<int64_t>();
         require(at[0] == 0 && at[sequences] == tokens, "cu_seqlens", "bounds from 0 to the number of tokens are expected");
-        bool single = sequences == tokens;
         for (int64_t i = 0; i < sequences; i++) {
             require(at[i] <= at[i + 1], "cu_seqlens", "bounds that do not fall are expected");
             require(of[i] >= 0 && of[i] < slot_count, "slots", "indices of states are expected");
-            single = single && at[i + 1] == i + 1;
         }
-        return {of, at, sequences, single};
+        return {of, at};
     }
-    int64_t count(int64_t tokens) const { return single ? tokens : sequences; }
-    SequenceTokens operator[](int64_t i) const {
-        return single ? SequenceTokens{slots[i], i, i + 1} : SequenceTokens{slots[i], bounds[i], bounds[i + 1]};
+    // The sequences that have the first `tokens` tokens.
+    int64_t count(int64_t tokens) const {
+        int64_t count = 0;
+        while (bounds[count] < tokens) count++;
+        return count;
     }
+    SequenceTokens operator[](int64_t i) const { return {slots[i], bounds[i], bounds[i + 1]}; }
 
     const int64_t *slots, *bounds;
-    int64_t sequences;
-    bool single;
 };

@@ -54,7 +54,7 @@ def selective_scan_kernel(
     begin, end = tl.load(bounds + sequence), tl.load(bounds + sequence + 1)
     kept = state + tl.load(slots + sequence) * state_stride + places
     total = tl.load(kept, mask=within, other=0.0)
-    rates = tl.load(rate + places, mask=within, other=0.0)
+    rates = -tl.abs(tl.load(rate + places, mask=within, other=0.0))
     added_bias = tl.load(bias + at, mask=inside, other=0.0)
     factor = tl.load(skip + at, mask=inside, other=0.0)
     for token in range(begin, end):

@@ -57,7 +57,7 @@ def state_space_scan_kernel(
     kept = state + tl.load(slots + sequence) * state_stride + (head * size + rows[:, None]) * dim + at[None, :]
     within = known[:, None] & inside[None, :]
     total = tl.load(kept, mask=within, other=0.0)
-    decay_rate, added_bias, factor = tl.load(rate + head), tl.load(bias + head), tl.load(skip + head)
+    decay_rate, added_bias, factor = -tl.abs(tl.load(rate + head)), tl.load(bias + head), tl.load(skip + head)
     column = head * dim + at
     group = head // heads_per_group * size + rows
     for token in range(begin, end):

@@ -280,7 +280,7 @@ def test_drafts_need_memory_for_a_second_state(folder: Path, caplog: pytest.LogC
         engine = recurrent_engine(
             folder, kind, speculative_method="ngram", kv_cache_memory_bytes=int(1.9 * size), **options
         )
-    assert "--speculative-method has no effect: no memory for a second state" in caplog.text
+    assert "--speculative-method has no effect: there is no memory for a second state" in caplog.text
     assert tokens_of(engine, [5] * 4, greedy(6)) == tokens_of(roomy, [5] * 4, greedy(6))
     assert engine.drafted == 0
 

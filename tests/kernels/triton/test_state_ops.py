@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -47,8 +48,8 @@ def test_causal_conv(device: torch.device, dtype: torch.dtype, gated: bool) -> N
 def test_state_space_scan(device: torch.device, dtype: torch.dtype, gated: bool) -> None:
     x, dt = torch.randn(8, 4, 20, device=device).to(dtype), torch.randn(8, 4, device=device).to(dtype)
     b, c = (torch.randn(8, 2, 24, device=device).to(dtype) for _ in range(2))
-    of_heads = [torch.randn(4, device=device) for _ in range(3)]
-    parameters = HeadParameters(-of_heads[0].abs(), *of_heads[1:], 0.1, 2.0)
+    of_heads: Any = [torch.randn(4, device=device) for _ in range(3)]
+    parameters = HeadParameters(*of_heads, 0.1, 2.0)
     gate = torch.randn_like(x) if gated else None
     state = torch.randn(4, 4, 24, 20, device=device)
     expected_state, slots, bounds = state.clone(), torch.tensor(SLOTS, device=device), torch.tensor(BOUNDS)
@@ -63,7 +64,7 @@ def test_selective_scan(device: torch.device, dtype: torch.dtype, gated: bool) -
     x, dt, gates = (torch.randn(8, 70, device=device).to(dtype) for _ in range(3))
     b, c = (torch.randn(8, 5, device=device).to(dtype) for _ in range(2))
     rate, bias, skip = (
-        -torch.rand(5, 70, device=device),
+        torch.randn(5, 70, device=device),
         torch.randn(70, device=device),
         torch.randn(70, device=device),
     )

@@ -8,10 +8,11 @@ from quire.engine.models.distributed.group import RankGroup
 from quire.engine.models.layers.linear import Linear, LoRARows
 from quire.engine.models.layers.parallel import row_parallel
 from quire.kernels.activation import act_and_mul
+from quire.kernels.add_scaled import scaled
 
 
 class GatedMLPLayer(nn.Module):
-    """down(act(gate(x)) * up(x))."""
+    """out_scale * down(act(gate_scale * gate(x)) * up(x))."""
 
     def __init__(
         self,
@@ -21,6 +22,8 @@ class GatedMLPLayer(nn.Module):
         *,
         bias: bool = False,
         down_bias: bool | None = None,
+        gate_scale: float = 1.0,
+        out_scale: float = 1.0,
         group: RankGroup | None = None,
     ) -> None:
         """Make the layer.
@@ -31,17 +34,23 @@ class GatedMLPLayer(nn.Module):
             act: activation.
             bias: the projections have a bias.
             down_bias: bias of the second projection; None: as `bias`.
+            gate_scale: factor of what the activation reads.
+            out_scale: factor of the result.
             group: ranks that have other elements between the projections; the results are summed.
         """
         super().__init__()
         self.gate_up = Linear(hidden, size, size, bias=bias)
         self.down = row_parallel(size, hidden, group, bias=bias if down_bias is None else down_bias)
         self.act = act
+        self._gate_scale, self._out_scale = gate_scale, out_scale
 
     def forward(self, x: Tensor, lora: LoRARows | None = None) -> Tensor:
         """(tokens, hidden) to (tokens, hidden). `lora`: see `Linear`."""
-        out: Tensor = self.down(act_and_mul(self.gate_up(x, lora=lora), self.act), lora=lora)
-        return out
+        gate_up: Tensor = self.gate_up(x, lora=lora)
+        if self._gate_scale != 1.0:
+            gate_up[:, : self.gate_up.parts[0]] *= self._gate_scale
+        out: Tensor = self.down(act_and_mul(gate_up, self.act), lora=lora)
+        return scaled(out, self._out_scale)
 
 
 class PlainMLPLayer(nn.Module):

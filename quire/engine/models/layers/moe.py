@@ -13,15 +13,16 @@ from typing_extensions import override
 from quire.engine.models.distributed.group import RankGroup
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.layers.linear import Linear
-from quire.engine.models.layers.mlp import GatedMLPLayer
+from quire.engine.models.layers.mlp import GatedMLPLayer, PlainMLPLayer
 from quire.engine.models.specs.decoder import (
     ClampedSwigluExperts,
     GatedExperts,
     GroupedSigmoidRouter,
     MoE,
+    PlainExperts,
     SoftmaxRouter,
 )
-from quire.kernels.activation import act_and_mul, clamped_swiglu
+from quire.kernels.activation import act_and_mul, activation, clamped_swiglu
 from quire.kernels.experts import can_stack, run_experts
 from quire.kernels.gpu_weights import GpuWeight, StackedWeights, format_weight
 from quire.kernels.linear import PackedWeight, Quantization, pack_exact_weight
@@ -74,7 +75,10 @@ class ExpertLinear(Linear):
 
 
 class Expert(nn.Module):
-    """One expert: a gated feed-forward. Its weights are packed as soon as they are loaded, expert by expert."""
+    """One expert: a feed-forward, whose projection before the activation is one weight, with a gate or without.
+
+    Its weights are packed as soon as they are loaded, expert by expert.
+    """
 
     def __init__(
         self, hidden: int, spec: MoE, index: int, gate_up_stack: StackedWeights, down_stack: StackedWeights
@@ -82,7 +86,8 @@ class Expert(nn.Module):
         super().__init__()
         self.spec = spec.expert
         bias = isinstance(spec.expert, ClampedSwigluExperts)
-        self.gate_up = ExpertLinear(hidden, spec.size, spec.size, bias=bias, stack=gate_up_stack, index=index)
+        parts = (spec.size,) if isinstance(spec.expert, PlainExperts) else (spec.size, spec.size)
+        self.gate_up = ExpertLinear(hidden, *parts, bias=bias, stack=gate_up_stack, index=index)
         self.down = ExpertLinear(spec.size, hidden, bias=bias, stack=down_stack, index=index)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -91,8 +96,10 @@ class Expert(nn.Module):
         return out
 
 
-def _inner(gate_up: Tensor, spec: GatedExperts | ClampedSwigluExperts) -> Tensor:
-    """(tokens, 2 * size) to (tokens, size)."""
+def _inner(gate_up: Tensor, spec: GatedExperts | PlainExperts | ClampedSwigluExperts) -> Tensor:
+    """(tokens, 2 * size) to (tokens, size); of plain experts (tokens, size) to the same."""
+    if isinstance(spec, PlainExperts):
+        return activation(gate_up, spec.act, in_place=True)
     if isinstance(spec, ClampedSwigluExperts):
         return clamped_swiglu(gate_up, spec.alpha, spec.limit)
     return act_and_mul(gate_up, spec.act)
@@ -147,7 +154,7 @@ class MoELayer(nn.Module):
         out = out if self.shared is None else out + self._run_shared(x, self.shared)
         return out if self._group is None else self._group.all_reduce(out)
 
-    def _run_shared(self, x: Tensor, shared: GatedMLPLayer) -> Tensor:
+    def _run_shared(self, x: Tensor, shared: GatedMLPLayer | PlainMLPLayer) -> Tensor:
         out: Tensor = shared(x)
         return out if self.shared_gate is None else out * sigmoid(self.shared_gate.logits(x)).to(out.dtype)
 
@@ -215,7 +222,9 @@ class MoELayer(nn.Module):
         )
 
 
-def _shared_expert(hidden: int, spec: MoE) -> GatedMLPLayer | None:
+def _shared_expert(hidden: int, spec: MoE) -> GatedMLPLayer | PlainMLPLayer | None:
+    if isinstance(spec.expert, PlainExperts):
+        return PlainMLPLayer(hidden, spec.shared, spec.expert.act, bias=False) if spec.shared else None
     act = spec.expert.act if isinstance(spec.expert, GatedExperts) else "silu"
     return GatedMLPLayer(hidden, spec.shared, act) if spec.shared else None
 

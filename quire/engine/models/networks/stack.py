@@ -19,6 +19,7 @@ from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.mlp import GatedMLPLayer, PlainMLPLayer
 from quire.engine.models.layers.moe import MoELayer
 from quire.engine.models.layers.norm import add_and_norm, make_norm
+from quire.engine.models.layers.state_space import ChannelStateSpaceLayer, HeadStateSpaceLayer, ShortConvLayer
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.specs.decoder import (
     Attention,
@@ -29,11 +30,14 @@ from quire.engine.models.specs.decoder import (
     GroupedQueryAttention,
     LatentAttention,
     Layer,
+    NoAttention,
     ParallelResidual,
     PlainMLP,
+    SideBySide,
     StackSpec,
 )
-from quire.kernels.add_scaled import add_scaled
+from quire.engine.models.specs.state_space import ChannelStateSpace, HeadStateSpace, ShortConvolution
+from quire.kernels.add_scaled import add_scaled, scaled
 from quire.kernels.take_rows import take_rows
 
 # Hidden sizes below which int4 is 6 bits for all weights of a layer, and for more of them than for the largest models.
@@ -56,14 +60,14 @@ class TransformerLayer(nn.Module):
         super().__init__()
         self.scale = spec.residual_scale
         self.parallel = spec.parallel
-        self.attn = _attention(index, spec.attn, model, group)
-        self.ffn = _feed_forward(spec.ffn, model, group)
+        self.attn = None if isinstance(spec.attn, NoAttention) else _attention(index, spec.attn, model, group)
+        self.ffn = None if spec.ffn is None else _feed_forward(spec.ffn, model, group)
 
         def norm(exists: bool) -> nn.Module:
             return make_norm(model.hidden, model.norm) if exists else nn.Identity()
 
-        self.attn_norm = norm(spec.pre_norm and spec.pre_attn_norm)
-        self.ffn_norm = norm(spec.pre_norm and spec.parallel is not ParallelResidual.ONE_NORM)
+        self.attn_norm = norm(self.attn is not None and spec.pre_norm and spec.pre_attn_norm)
+        self.ffn_norm = norm(self.ffn is not None and spec.pre_norm and spec.parallel is not ParallelResidual.ONE_NORM)
         self.attn_output_norm, self.ffn_output_norm = norm(spec.branch_output_norm), norm(spec.branch_output_norm)
         self.attn_inner_post_ln = make_norm(model.hidden, model.norm) if spec.inner_post_ln else None
         self.attn_post_ln = make_norm(model.hidden, model.norm) if spec.post_ln else None
@@ -74,6 +78,8 @@ class TransformerLayer(nn.Module):
 
     def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
         """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `StepAttention`."""
+        if self.attn is None or self.ffn is None:
+            return self._one_branch(x, step, last_layer=last_layer)
         rows = step.lora_rows(last_layer=last_layer)
         ffn = self.ffn if rows is None else partial(self.ffn, lora=rows)
         normed = self.attn_norm(x)
@@ -97,6 +103,16 @@ class TransformerLayer(nn.Module):
             branch, scale = self.cross(read, step, logits_rows=logits_rows), 1.0
         x, read = add_and_norm(self.ffn_norm, x, branch, scale)
         return add_scaled(x, self.ffn_output_norm(ffn(read)), self.scale)
+
+    def _one_branch(self, x: Tensor, step: StepContext, *, last_layer: bool) -> Tensor:
+        """The result of a layer that has attention alone, or a feed-forward alone."""
+        if self.attn is not None:
+            branch = self.attn_output_norm(self.attn(self.attn_norm(x), step, last_layer=last_layer))
+        if last_layer and step.last_token_only and step.logits_indices is not None:
+            x = take_rows(x, step.logits_indices)
+        if self.ffn is not None:
+            branch = self.ffn_output_norm(self.ffn(self.ffn_norm(x)))
+        return add_scaled(x, branch, self.scale)
 
 
 def _give_six_bits(layer: TransformerLayer, hidden: int) -> None:
@@ -148,11 +164,32 @@ class LayerStack(nn.Module):
         return hidden
 
 
+class SideBySideLayer(nn.Module):
+    """Attention and a recurrence whose results are added; see `SideBySide`."""
+
+    def __init__(self, index: int, spec: SideBySide, model: StackSpec, group: RankGroup | None = None) -> None:
+        super().__init__()
+        self.spec = spec
+        self.attention = _attention(index, spec.attention, model, group)
+        self.recurrence = _attention(index, spec.recurrence, model, group)
+
+    def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
+        """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `StepAttention`."""
+        spec = self.spec
+        remembered = scaled(self.recurrence(x, step, last_layer=last_layer), spec.recurrence_scale)
+        attended = self.attention(scaled(x, spec.input_scale), step, last_layer=last_layer)
+        return add_scaled(remembered, attended, spec.scale)
+
+
 # By kind of attention: the class of its layers. Those of packages outside of the tree name theirs in `Attention.layer`.
 _ATTENTION_LAYERS: dict[type[Attention], Callable[[int, Any, StackSpec, RankGroup | None], nn.Module]] = {
     GroupedQueryAttention: GroupedAttentionLayer,
     LatentAttention: LatentAttentionLayer,
     DisentangledAttention: DisentangledAttentionLayer,
+    ShortConvolution: ShortConvLayer,
+    ChannelStateSpace: ChannelStateSpaceLayer,
+    HeadStateSpace: HeadStateSpaceLayer,
+    SideBySide: SideBySideLayer,
 }
 
 
@@ -164,7 +201,16 @@ def _attention(index: int, spec: Attention, model: StackSpec, group: RankGroup |
 
 def _feed_forward(spec: FeedForward, model: StackSpec, group: RankGroup | None) -> nn.Module:
     if isinstance(spec, GatedMLP):
-        return GatedMLPLayer(model.hidden, spec.size, spec.act, bias=spec.bias, down_bias=spec.down_bias, group=group)
+        return GatedMLPLayer(
+            model.hidden,
+            spec.size,
+            spec.act,
+            bias=spec.bias,
+            down_bias=spec.down_bias,
+            gate_scale=spec.gate_scale,
+            out_scale=spec.out_scale,
+            group=group,
+        )
     if isinstance(spec, PlainMLP):
         return PlainMLPLayer(model.hidden, spec.size, spec.act, bias=spec.bias, group=group)
     return MoELayer(model.hidden, spec, group)

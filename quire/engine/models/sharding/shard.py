@@ -15,6 +15,7 @@ from quire.engine.models.specs.decoder import (
     LatentAttention,
     Layer,
     MoE,
+    NoAttention,
     QKNorm,
     Recurrence,
 )
@@ -102,7 +103,7 @@ def padded_vocab(vocab: int, size: int) -> int:
 
 
 def _shard_attention(attn: Attention, rank: int, size: int) -> Attention:
-    if isinstance(attn, Recurrence):
+    if isinstance(attn, Recurrence | NoAttention):
         return attn
     assert isinstance(attn, _DivisibleAttention)
     heads = attn.heads // size
@@ -112,7 +113,9 @@ def _shard_attention(attn: Attention, rank: int, size: int) -> Attention:
     return replace(attn, heads=heads, kv_heads=max(1, attn.kv_heads // size), alibi=alibi)
 
 
-def _shard_feed_forward(ffn: FeedForward, rank: int, size: int, expert_parallel: bool) -> FeedForward:
+def _shard_feed_forward(ffn: FeedForward | None, rank: int, size: int, expert_parallel: bool) -> FeedForward | None:
+    if ffn is None:
+        return None
     if not isinstance(ffn, MoE):
         return replace(ffn, size=ffn.size // size)
     shared = ffn.shared // size
@@ -163,11 +166,11 @@ def _problem(spec: DecoderSpec, size: int, expert_parallel: bool) -> str | None:
 
 def _attention_problem(layer: Layer, size: int) -> str | None:
     attn = layer.attn
-    if not isinstance(attn, _DivisibleAttention | Recurrence):
+    if not isinstance(attn, _DivisibleAttention | Recurrence | NoAttention):
         return attn.description
     if layer.cross is not None:
         return "cross-attention"
-    if isinstance(attn, Recurrence):
+    if isinstance(attn, Recurrence | NoAttention):
         return None
     if attn.heads % size:
         return f"{attn.heads} attention heads"
@@ -180,7 +183,9 @@ def _attention_problem(layer: Layer, size: int) -> str | None:
     return None if attn.relative_bias is None else "attention with a relative position bias"
 
 
-def _feed_forward_problem(ffn: FeedForward, size: int, expert_parallel: bool) -> str | None:
+def _feed_forward_problem(ffn: FeedForward | None, size: int, expert_parallel: bool) -> str | None:
+    if ffn is None:
+        return None
     if not isinstance(ffn, MoE):
         return _indivisible(ffn.size, size, "an intermediate size")
     if ffn.shared % size:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 from typing import Literal
 
 _MOST_GROUPS = 8  # that grow: each costs some microseconds of every step
@@ -108,7 +109,11 @@ class CacheGroup:
 
 
 def group_layers(
-    kinds: Sequence[TokenCache | StateCache], context_len: int, *, crossing: Sequence[int] = ()
+    kinds: Sequence[TokenCache | StateCache | None],
+    context_len: int,
+    *,
+    crossing: Sequence[int] = (),
+    beside: Mapping[int, StateCache | None] = MappingProxyType({}),
 ) -> tuple[CacheGroup, ...]:
     """Return the groups of a decoder: those that grow with a sequence, that of cross-attention, those of states.
 
@@ -117,20 +122,26 @@ def group_layers(
     several groups, whose layers alternate, so that each pipeline stage has layers of all groups.
 
     Args:
-        kinds: what each layer keeps.
+        kinds: what each layer keeps; None: nothing.
         context_len: tokens of the longest sequence. A window that is not shorter keeps all tokens.
         crossing: indices of the layers with cross-attention. It reads the pages of a layer at other blocks, so no
             other layer may have the same place in a block: the layers that grow are one group then.
+        beside: states that layers keep beside that, by their indices.
     """
     growing: dict[TokenCache, list[int]] = {}
     states: dict[StateCache, list[int]] = {}
     for layer, kind in enumerate(kinds):
+        if kind is None:
+            continue
         if isinstance(kind, StateCache):
             states.setdefault(kind, []).append(layer)
         elif crossing or (isinstance(kind, WindowCache) and kind.window >= context_len):
             growing.setdefault(FullCache(), []).append(layer)
         else:
             growing.setdefault(kind, []).append(layer)
+    for layer, state in beside.items():
+        if state is not None:
+            states.setdefault(state, []).append(layer)
     size = _block_layers([len(layers) for layers in growing.values()])
     groups = [
         CacheGroup(kind, tuple(layers[part :: -(-len(layers) // size)]))

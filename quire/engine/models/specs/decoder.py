@@ -67,6 +67,11 @@ class Attention(SpecPart, ABC):
     def cache(self) -> TokenCache | StateCache | None:
         """What it keeps of a sequence in a decoder; None: it is not for decoders."""
 
+    @property
+    def state_beside(self) -> StateCache | None:
+        """The state that it keeps beside `cache`; None: there is none."""
+        return None
+
     def cache_shape(self, alignment: int = 1) -> CacheShape | None:
         """Return the elements that it caches of a token; None if it keeps a state or nothing.
 
@@ -205,8 +210,54 @@ class Recurrence(Attention):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NoAttention(Attention):
+    """Nothing in the place of attention: a layer that is a feed-forward alone."""
+
+    description: ClassVar = "layers without attention"
+
+    rope: Rope | None = None  # always None
+
+    @property
+    def cache(self) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideBySide(Attention):
+    """Attention and a recurrence that read the same input, whose results are added (Falcon-H1).
+
+    Attributes:
+        input_scale: factor of what the attention reads.
+        scale: factor of its result.
+        recurrence_scale: factor of the recurrence's result.
+    """
+
+    description: ClassVar = "attention beside a recurrence"
+
+    attention: GroupedQueryAttention
+    recurrence: Recurrence
+    input_scale: float = 1.0
+    scale: float = 1.0
+    recurrence_scale: float = 1.0
+
+    @property
+    def cache(self) -> FullCache | WindowCache:
+        """What the attention keeps."""
+        return self.attention.cache
+
+    @property
+    @override
+    def state_beside(self) -> StateCache:
+        return self.recurrence.cache
+
+    @override
+    def cache_shape(self, alignment: int = 1) -> CacheShape:
+        return self.attention.cache_shape(alignment)
+
+
+@dataclass(frozen=True, kw_only=True)
 class GatedMLP(SpecPart):
-    """down(act(gate(x)) * up(x))."""
+    """out_scale * down(act(gate_scale * gate(x)) * up(x))."""
 
     positive: ClassVar = ("size",)
     activations: ClassVar = ("act",)
@@ -215,6 +266,8 @@ class GatedMLP(SpecPart):
     act: str = "silu"
     bias: bool = False
     down_bias: bool | None = None  # of the second projection; None: as `bias`
+    gate_scale: float = 1.0
+    out_scale: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,6 +324,15 @@ class GatedExperts(SpecPart):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlainExperts(SpecPart):
+    """Experts that are plain MLPs without biases."""
+
+    activations: ClassVar = ("act",)
+
+    act: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClampedSwigluExperts:
     """Experts with biases: (clamp(up) + 1) * g * sigmoid(alpha * g), g = clamp(gate)."""
 
@@ -295,7 +357,7 @@ class MoE(SpecPart):
     experts: int
     top_k: int
     router: SoftmaxRouter | GroupedSigmoidRouter
-    expert: GatedExperts | ClampedSwigluExperts = GatedExperts()
+    expert: GatedExperts | PlainExperts | ClampedSwigluExperts = GatedExperts()
     shared: int = 0
     shared_gate: bool = False
     first_expert: int = 0
@@ -364,10 +426,11 @@ class Layer:
         parallel: attention and feed-forward both read the layer's input.
         cross: cross-attention between attention and feed-forward, with a norm before it; not in layers
             with `post_ln` or `parallel`.
+        ffn: None: the layer is attention, or what is in its place, alone; then x + scale * attn(pre(x)).
     """
 
     attn: Attention
-    ffn: FeedForward
+    ffn: FeedForward | None
     pre_norm: bool = True
     pre_attn_norm: bool = True
     branch_output_norm: bool = False
@@ -585,9 +648,10 @@ class DecoderSpec(TransformerSpec):
 
     def cache_groups(self, context_len: int) -> tuple[CacheGroup, ...]:
         """Return the groups of its layers; see `group_layers`."""
-        kinds = [layer.attn.cache for layer in self.layers if layer.attn.cache is not None]
+        kinds = [layer.attn.cache for layer in self.layers]
         crossing = [index for index, layer in enumerate(self.layers) if layer.cross is not None]
-        return group_layers(kinds, context_len, crossing=crossing)
+        beside = {index: layer.attn.state_beside for index, layer in enumerate(self.layers)}
+        return group_layers(kinds, context_len, crossing=crossing, beside=beside)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,11 @@ def linear_weight(weight: Tensor) -> Tensor:
     return weight.transpose(1, 2).flatten(1)
 
 
+def taps_first(weight: Tensor) -> Tensor:
+    """(channels, 1, width) of a convolution of each channel as (width, channels)."""
+    return weight.flatten(1).t()
+
+
 def unstack_expert(parameter: str, tensor: Tensor) -> Iterator[tuple[int | None, Tensor]]:
     """The projections of one expert of a stacked tensor: their index in the fused weight, and (outputs, inputs) views.
 

@@ -71,7 +71,8 @@ void selective_scan_of(const SelectiveScan &a, const SequenceTokens &tokens, int
     float *kept = a.state + tokens.slot * a.state_stride + channel;
     for (int64_t n = 0; n < a.size; n++) {
         Float32::store(rows + n * LANES, Float32::load(kept + n * a.channels));
-        Float32::store(rates + n * LANES, Float32::load(a.rate + n * a.channels + channel));
+        Floats rate = Float32::load(a.rate + n * a.channels + channel);
+        Float32::store(rates + n * LANES, minimum(rate, -rate));
     }
     Floats bias = Float32::load(a.bias + channel), skip = Float32::load(a.skip + channel);
     for (int64_t token = tokens.begin; token < tokens.end; token++) {

@@ -82,7 +82,7 @@ struct HeadTile {
         Floats step = vector_softplus(Float32::load(steps) + a.bias[head]);
         step = minimum(maximum(step, broadcast(a.low)), broadcast(a.high));
         Float32::store(steps, step);
-        Float32::store(decays, vector_exp(step * a.rate[head]));
+        Float32::store(decays, vector_exp(step * -std::abs(a.rate[head])));
     }
     // A token's vector of the head's group, in float32.
     INLINE const float *load_group(const void *from, int64_t token, int64_t stride, float *memory) const {

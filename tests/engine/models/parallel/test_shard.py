@@ -12,7 +12,7 @@ from quire.engine.models.distributed.placement import Placement
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.registry import spec_of
 from quire.engine.models.sharding.shard import check_divisible, part_of, shard, stage, stage_layers
-from quire.engine.models.specs.decoder import DecoderSpec, GroupedQueryAttention, LatentAttention, MoE
+from quire.engine.models.specs.decoder import DecoderSpec, GatedMLP, GroupedQueryAttention, LatentAttention, MoE
 from tests.support.models import make_model
 
 
@@ -29,6 +29,7 @@ def test_heads_feed_forward_and_vocabulary_are_divided() -> None:
         attn, ffn = part.layers[0].attn, part.layers[0].ffn
         assert isinstance(attn, GroupedQueryAttention)
         assert (attn.heads, attn.kv_heads, attn.head_dim) == (2, 1, 32)
+        assert isinstance(ffn, GatedMLP)
         assert ffn.size == 48
         assert part.vocab == 501  # the last rank has a row of padding
         assert part.hidden == whole.hidden
