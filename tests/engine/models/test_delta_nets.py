@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from quire.config.options import ModelOptions, ParallelOptions
+from quire.engine.execution.step_graphs import StepGraphs
 from quire.engine.models.errors import UnsupportedModel
 from quire.kernels import native
 from tests.support.engine import Engine, greedy, load, random_prompt
@@ -120,6 +121,26 @@ def test_bits_in_low_precision_do_not_depend_on_the_batch(folder_of: FolderOf, c
     for index, request in enumerate(requests):
         outputs = zip(batch.results[f"r{index}"].outputs, single.generate(*request).outputs, strict=True)
         assert all(beside_others.logprobs == by_itself.logprobs for beside_others, by_itself in outputs)
+
+
+@pytest.mark.skipif(native.instructions() is None, reason="only calls of the compiled kernels can be captured")
+def test_decode_steps_are_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With parts of heads rotated that are as large as in published models, by their kernels."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    folder = save_model(make_model("qwen3_5", head_dim=64, rope_parameters=rope).bfloat16(), tmp_path)
+
+    def tokens() -> tuple[list[list[int]], StepGraphs]:
+        engine = Engine(folder, model=ModelOptions(dtype="bfloat16"), max_num_seqs=3, max_num_batched_tokens=16)
+        for number in range(5):
+            engine.add(str(number), random_prompt(number, 1 + 9 * number), greedy(8 + 7 * (number % 3)))
+            engine.step()
+        engine.run()
+        return [engine.results[str(number)].tokens for number in range(5)], engine.runner.steps
+
+    replayed, graphs = tokens()
+    assert [*graphs.graphs] == [(True, None)]
+    monkeypatch.setattr(StepGraphs, "logits", lambda self, *args: self._eager.logits(*args))
+    assert tokens()[0] == replayed
 
 
 @pytest.mark.parametrize(
