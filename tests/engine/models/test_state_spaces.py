@@ -160,6 +160,8 @@ def test_state_spaces_beside_attention_are_not_divided_among_ranks(folders: dict
     ("case", "changes", "message"),
     [
         ("lfm2", {"layer_types": ["conv", "sliding_attention"]}, "layer_types must name 2 layers; accepted are conv"),
+        ("lfm2", {"conv_L_cache": 1}, "width of its convolutions is 1, but must be at least 2"),
+        ("bamba", {"mamba_n_groups": 3}, "4 heads of a state space cannot be split into 3 groups"),
         ("lfm2_moe", {"use_expert_bias": False}, "use_expert_bias must be true"),
         ("mamba", {"hidden_act": "gelu"}, "hidden_act is 'gelu', but must be 'silu'"),
         ("mamba2", {"state_size": 0}, "state is 0, but must be above 0"),
