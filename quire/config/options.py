@@ -656,6 +656,12 @@ class EngineOptions(Options):
         "so limits how many run at once (at least one)",
     )
     enable_prefix_caching: Flag = Field(True, description="reuse the KV blocks of common prompt prefixes")
+    state_snapshot_memory: Size | None = Field(
+        None,
+        description="size of the host's memory for saved states of recurrent layers, without which prompts of models "
+        "with such layers find nothing in the prefix cache; of each model, and with several ranks of each rank; "
+        "beside a KV cache whose size is given; default: a quarter of the KV cache, at most 4GiB; 0: none",
+    )
     prefix_caching_hash_algo: Literal["sha256", "xxhash"] = Field(
         "sha256",
         description="hash function of KV blocks; xxhash is faster, but a malicious client could produce collisions",

@@ -19,6 +19,7 @@ from quire.engine.scheduling.held_blocks import HeldBlocks
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import SampledTokens, ScheduledSequence, SequenceError, StepPlan, StepResult
 from quire.engine.scheduling.scheduler import Scheduler
+from quire.engine.scheduling.state_snapshots import SnapshotStore
 from quire.engine.scheduling.tier_blocks import BlockTier, LoadRule
 
 BLOCK = 4
@@ -41,6 +42,7 @@ def make(
     observers: Sequence[BlockObserver] = (),
     remote: RemoteLoading | None = None,
     held_in: Callable[[BlockPool], HeldBlocks] | None = None,
+    snapshots: SnapshotStore | None = None,
 ) -> Scheduler:
     limits = SchedulerLimits(
         max_num_seqs=seqs,
@@ -62,6 +64,7 @@ def make(
         load_rule=load_rule,
         remote=remote,
         held=None if held_in is None else held_in(pool),
+        snapshots=snapshots,
     )
 
 
@@ -83,6 +86,7 @@ class FakeRunner:
         self.windows = scheduler._tables._groups.windows
         self.tables: dict[str, list[list[int]]] = {}  # of each group
         self.states: dict[str, tuple[int, ...]] = {}  # the tokens that they hold, if layers have states
+        self.saved: dict[int, tuple[int, ...]] = {}  # such states, by place
         self.poisoned: set[str] = set()  # requests that each step with them fails for
         self.lost = 0  # sequences whose states a failed step has changed
         self.tokens: dict[str, list[int]] = {}
@@ -102,7 +106,7 @@ class FakeRunner:
         for new in plan.new:
             assert new.request_id not in self.tables
             self.tables[new.request_id] = [[] for _ in self.windows]
-            self.states[new.request_id] = ()
+            self.states[new.request_id] = () if new.snapshot is None else self.saved[new.snapshot]
             self.tokens[new.request_id] = list(new.tokens)
             self.extended[new.request_id] = new.uses_long_rope
         limits = self.scheduler.limits
@@ -121,6 +125,9 @@ class FakeRunner:
             failed = self.failing.keys() & {item.request_id for item in plan.scheduled}
             errors = {name: self.failing.pop(name) for name in failed}
             lost = self._lost(plan, errors)
+            for item in plan.scheduled if not (errors or lost) else ():
+                if item.snapshot is not None:
+                    self.saved[item.snapshot] = self.states[item.request_id]
             sampled = [tokens for tokens in sampled if tokens.request_id not in {*errors, *lost}]
             self.in_flight.append((plan, StepResult(sampled, errors=errors, lost=lost)))
         if len(self.in_flight) == limits.stages or plan.is_empty:

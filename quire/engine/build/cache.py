@@ -31,11 +31,15 @@ from quire.engine.models.sharding.cache_scales import check_scales
 from quire.engine.models.sharding.decoder import ShardedDecoder
 from quire.engine.models.specs.decoder import DecoderSpec
 from quire.engine.scheduling.block_tables import BlockGroups
+from quire.engine.scheduling.state_snapshots import SnapshotStore
 from quire.kernels import gpu
 
 logger = logging.getLogger(__name__)
 _FLOAT8 = "fp8"  # float8_e4m3
 _AHEAD = 32 << 20  # bytes of a small model's cache that are mapped before they are used
+_MOST_SNAPSHOT_BYTES = 4 << 30  # by default
+_MOST_SNAPSHOTS = 1 << 16  # what is known of each takes about a kilobyte
+_RARE_DISTANCE = 64  # tokens between the snapshots of an answer, where these cost more
 _DRAFT_SLOTS = 8  # sequences of a step whose drafts can be verified: a draft step copies a state of megabytes for each
 
 
@@ -128,6 +132,36 @@ def plan_cache(loaded: LoadedModel, config: CoreConfig, device: Device) -> Cache
     return CachePlan(layout, dtype, size, BlockGroups(layout.windows, layout.has_states, kept_blocks))
 
 
+def snapshot_bytes(options: EngineOptions, plan: CachePlan, available: CacheMemory | None) -> int:
+    """Return the bytes of the host's memory in which states are saved.
+
+    `available`: the memory for the KV cache; None where its size is configured.
+    """
+    if not plan.groups.has_states or not options.enable_prefix_caching:
+        return 0
+    if options.state_snapshot_memory is not None:
+        return int(options.state_snapshot_memory)
+    nbytes = int(options.kv_cache_memory_bytes or 0) if available is None else available.nbytes
+    return min(_MOST_SNAPSHOT_BYTES, nbytes // 4)
+
+
+def snapshot_store(options: EngineOptions, nbytes: int, size: int, *, is_host: bool) -> SnapshotStore | None:
+    """Return the places for snapshots; None: there are none, so states are not saved.
+
+    Args:
+        options: whether there are drafts, whose steps end anywhere.
+        nbytes: of the memory for them.
+        size: bytes of the states of a sequence.
+        is_host: the states are in the host's memory, where a copy of them takes little time.
+    """
+    places = min(_MOST_SNAPSHOTS, nbytes // size) if size else 0
+    if not places:
+        return None
+    rarely = options.speculative_method != "none" or not is_host
+    distance = _RARE_DISTANCE if rarely else 1
+    return SnapshotStore(places, size, max(1, distance // options.block_size))
+
+
 def reason_against_reading_blocks(config: CoreConfig, plan: CachePlan, device: Device) -> str:
     """Return why the core does not read and write the blocks of its cache itself; empty: it does."""
     if device.torch_device.type != "cpu":
@@ -135,7 +169,7 @@ def reason_against_reading_blocks(config: CoreConfig, plan: CachePlan, device: D
     if config.parallel.ranks > 1:
         return "the KV blocks of several ranks are not read"
     if plan.groups.has_states:
-        return "the model has states, which have no prefix cache"
+        return "the model has states, without which its blocks are of no use"
     return ""
 
 

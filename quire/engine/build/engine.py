@@ -18,7 +18,16 @@ from tqdm import tqdm
 from quire.allocator import keep_freed_memory
 from quire.config.options import EngineOptions
 from quire.engine.build.attention_checks import with_attention_backend
-from quire.engine.build.cache import CachePlan, SlotCounts, cache_memory, host_memory, plan_cache, with_cache_dtype
+from quire.engine.build.cache import (
+    CachePlan,
+    SlotCounts,
+    cache_memory,
+    host_memory,
+    plan_cache,
+    snapshot_bytes,
+    snapshot_store,
+    with_cache_dtype,
+)
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.delayed_streams import delayed_streams_of
 from quire.engine.build.encoder_memory import (
@@ -73,6 +82,7 @@ from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.residency import BlockResidency
 from quire.engine.scheduling.scheduler import Scheduler
+from quire.engine.scheduling.state_snapshots import SnapshotStore
 from quire.engine.scheduling.tier_blocks import LoadRule
 from quire.engine.transfer.block_server import AddressUnavailable
 from quire.kernels import gpu
@@ -386,6 +396,10 @@ def _build_decoder(
     cross_blocks = -(-cross_len // options.block_size)
     step = options.max_num_batched_tokens if streaming is None else streaming.largest_piece(options)
     available = cache_memory(loaded, config, device, reserved)
+    is_host = device.torch_device.type == "cpu"
+    saved_bytes = 0 if streaming is not None else snapshot_bytes(options, plan, available)
+    if available is not None and is_host:
+        available = replace(available, nbytes=max(0, available.nbytes - saved_bytes))
     needed = plan.most_blocks(loaded.context_len, step) + cross_blocks
     slots = plan.count_slots(options, loaded.context_len, step, available)
     num_blocks = count_blocks(options, plan.block_bytes, needed, available, slots.total * plan.slot_bytes)
@@ -408,17 +422,24 @@ def _build_decoder(
     )
     if streaming is not None:
         streaming.check_context(context_len)
-    is_host = device.torch_device.type == "cpu"
     cache_bytes = num_blocks * plan.block_bytes + slots.total * plan.slot_bytes
-    taken = cache_bytes + reserved + cached_embeddings(loaded, options) * embedding_bytes(loaded)
+    taken = cache_bytes + saved_bytes + reserved + cached_embeddings(loaded, options) * embedding_bytes(loaded)
     left = host_memory(config) - taken if is_host else None
     kind = loaded.config.kind(context_len, options.max_num_batched_tokens)
     kind = _with_room_for_items(kind, loaded, context_len, config, left)
+    state_bytes = max(plan.slot_bytes, 0 if ranks is None else ranks.slot_bytes)
+    snapshots = snapshot_store(options, saved_bytes, state_bytes, is_host=is_host)
+    num_snapshots = 0 if snapshots is None else snapshots.places
+    if plan.groups.has_states and options.enable_prefix_caching and snapshots is None and streaming is None:
+        logger.warning(
+            "the prefix cache is not read: --state-snapshot-memory has no room for the %d bytes of a sequence's states",
+            state_bytes,
+        )
     if ranks is not None:
-        ranks.allocate(num_blocks, context_len, slots)
+        ranks.allocate(num_blocks, context_len, slots, num_snapshots)
     allocate = plan.allocator(device, num_blocks, slots, loaded.weight_bytes)
     grammars = GrammarCompiler(config.folder, loaded.vocab_size)
-    build = ExecutorBuild(config, device, context_len, grammars, plan.groups)
+    build = ExecutorBuild(config, device, context_len, grammars, plan.groups, num_snapshots)
     executor = build.executor(loaded, allocate(), streaming, None if ranks is None else ranks.runner_type)
     with closing_after_errors(executor, grammars):  # the caller closes `ranks`
         if ranks is not None:
@@ -441,7 +462,19 @@ def _build_decoder(
     observers = () if recorder is None else (recorder,)
     stages = config.parallel.pipeline_parallel_size
     schedule = partial(
-        _scheduler, options, plan.groups, context_len, num_blocks, slots, stages, observers, tier, transfer
+        *(
+            _scheduler,
+            options,
+            plan.groups,
+            context_len,
+            num_blocks,
+            slots,
+            stages,
+            observers,
+            tier,
+            transfer,
+            snapshots,
+        )
     )
     sleeper = _sleeper(config, loaded, device, channel, source, allocate, schedule, build.executor)
     core = EngineCore(
@@ -499,6 +532,7 @@ def _scheduler(
     observers: Sequence[BlockObserver],
     tier: OpenedTier | None,
     transfer: OpenedTransfer | None,
+    snapshots: SnapshotStore | None,
     loaded: LoadedModel,
 ) -> Scheduler:
     max_draft = options.num_speculative_tokens if options.speculative_method == "ngram" else 0
@@ -538,6 +572,7 @@ def _scheduler(
         load_rule=None if tier is None else LoadRule(tier.block_bytes),
         remote=None if transfer is None else transfer.loading,
         held=None if transfer is None else transfer.held_blocks(pool),
+        snapshots=snapshots,
     )
 
 

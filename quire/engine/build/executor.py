@@ -37,6 +37,7 @@ class ExecutorBuild:
     Attributes:
         context_len: tokens of the longest sequence.
         groups: the groups of layers that take blocks.
+        snapshots: the most states that are saved.
     """
 
     config: CoreConfig
@@ -44,6 +45,7 @@ class ExecutorBuild:
     context_len: int
     grammars: GrammarCompiler
     groups: BlockGroups
+    snapshots: int = 0
 
     def executor(
         self,
@@ -68,7 +70,7 @@ class ExecutorBuild:
         inputs = input_builder(config, device, table, self.groups)
         attention = device.attention(cache, table, model, loaded.dtype, options)
         sampler = device.sampler(table, loaded.vocab_size, self.grammars.initial_state, inputs)
-        states = state_caches(cache, table)
+        states = state_caches(cache, table, self.snapshots if streaming is None else 0)
         if streaming is None:
             items = item_encoder(model, cache, options.block_size)
         else:

@@ -82,6 +82,7 @@ class Ranks:
         runner_type: the class of its runner.
         weight_bytes: bytes of the workers' weights.
         cache_bytes: bytes of the workers' KV caches.
+        slot_bytes: bytes of the states of a sequence, on the worker where they are most.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Ranks:
             rendezvous, self._store = listener.rendezvous, listener.store
         self.groups = RankGroups.of(placement)
         self.runner_type: type[ModelRunner] = LeadingRunner if placement.stages == 1 else PipelineRunner
-        self.weight_bytes = self.cache_bytes = 0
+        self.weight_bytes = self.cache_bytes = self.slot_bytes = 0
         self._is_host = device.torch_device.type == "cpu"
         self._workers = Workers(partial(run_rank, config), config.parallel.local_ranks, rendezvous, launch, nodes)
 
@@ -160,12 +161,13 @@ class Ranks:
             min(slots.sequences, *(reply.sequences for reply in counts)),
             min(slots.spare, *(reply.spare_slots for reply in counts)),
         )
+        self.slot_bytes = max(reply.slot_bytes for reply in counts)
         self.cache_bytes = sum(least * reply.block_bytes + slots.total * reply.slot_bytes for reply in counts)
         return least, slots
 
-    def allocate(self, num_blocks: int, context_len: int, slots: SlotCounts) -> None:
+    def allocate(self, num_blocks: int, context_len: int, slots: SlotCounts, snapshots: int) -> None:
         """Let all workers allocate their KV caches and prepare for steps, as this rank does next."""
-        self._workers.send(Allocate(num_blocks, context_len, slots.sequences, slots.spare))
+        self._workers.send(Allocate(num_blocks, context_len, slots.sequences, slots.spare, snapshots))
 
     def wait_until_ready(self, poll: Poll) -> None:
         """Wait until all workers are ready for steps.
@@ -277,9 +279,9 @@ def request_table(
         raise OutOfCacheMemory(f"no memory for a table of {rows}: lower --max-num-seqs or --max-model-len") from error
 
 
-def state_caches(cache: KVCache, table: RequestTable) -> StateCaches | None:
-    """The states of sequences; None if the layers of this rank have none."""
-    return None if cache.states is None else StateCaches(cache.states, len(table.lengths))
+def state_caches(cache: KVCache, table: RequestTable, snapshots: int) -> StateCaches | None:
+    """The states of sequences; None if the layers of this rank have none. `snapshots`: the most that are saved."""
+    return None if cache.states is None else StateCaches(cache.states, len(table.lengths), snapshots)
 
 
 def run_rank(config: CoreConfig, rank: int, rendezvous: Rendezvous, connection: Connection) -> None:
@@ -387,7 +389,7 @@ def _build_follower(
         Sampler(table, loaded.vocab_size),
         hidden_states(),
         item_encoder(model, cache, config.engine.block_size),
-        states=state_caches(cache, table),
+        states=state_caches(cache, table, message.snapshots),
     )
     if device.compiles_kernels:
         warm_up_vision(loaded)

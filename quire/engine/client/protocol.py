@@ -388,6 +388,11 @@ class StepStats(msgspec.Struct, array_like=True):
     expired_holds: int = 0  # prompts whose blocks were given back before another engine has read them
     transfers: list[BlockTransfer] = []  # from other engines
     failed_transfers: int = 0
+    lost_tokens: dict[str, int] = {}  # prompt tokens that were computed before and are not cached, by reason
+    snapshot_hits: int = 0  # sequences that began with saved states
+    snapshots_saved: int = 0
+    snapshots_evicted: int = 0
+    snapshot_bytes: int = 0  # of saved states, a gauge
 
 
 class StepOutput(msgspec.Struct, tag="step"):

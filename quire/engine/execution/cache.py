@@ -215,13 +215,13 @@ class HostKVCache(KVCache):
             slots: those of states.
         """
         per_block = layout.block_bytes(block_size, dtype)
-        memory = _lazy_zeros(num_blocks * per_block)
+        memory = lazy_zeros(num_blocks * per_block)
         self._blocks = memory.view(num_blocks, per_block)
         self._stride = max(1, _PREFAULT_BYTES // max(1, per_block))
         self._ahead = prefault // max(1, per_block)
         self._used = self._mapped = 0  # blocks that were written to, and that are mapped; both count from the first
         self.layers = layout.divide(memory, num_blocks, block_size, dtype, by_place=False)
-        self.states = _states(layout, slots, _lazy_zeros)
+        self.states = _states(layout, slots, lazy_zeros)
 
     @override
     def ensure_mapped(self, block: int) -> None:
@@ -258,16 +258,18 @@ def _states(layout: CacheLayout, slots: int, zeros: Callable[[int], Tensor]) -> 
     return StateSlots(zeros(slots * slot_bytes(kinds)).view(slots, -1), kinds)
 
 
-def _lazy_zeros(size: int) -> Tensor:
-    """Bytes whose memory is not resident until it is written; in huge pages, for fewer page faults and TLB misses."""
+def lazy_zeros(size: int, advice: str = "lower --kv-cache-memory-bytes") -> Tensor:
+    """Bytes whose memory is not resident until it is written; in huge pages, for fewer page faults and TLB misses.
+
+    Raises:
+        OutOfCacheMemory: so much cannot be reserved. `advice`: what to do then.
+    """
     if not size:
         return torch.empty(0, dtype=torch.uint8)
     try:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
-        raise OutOfCacheMemory(
-            f"the {size} bytes of the KV cache cannot be allocated: lower --kv-cache-memory-bytes"
-        ) from error
+        raise OutOfCacheMemory(f"{size} bytes of the KV cache cannot be allocated: {advice}") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)

@@ -119,6 +119,9 @@ class ModelRunner:
             self._update(changes)
             if self._states is not None:
                 self._states.removed(changes.freed)
+                for new in plan.new:
+                    if new.snapshot is not None:
+                        self._states.copy_in(self._table.row_of(new.request_id), new.snapshot)
         step = StartedStep()
         self.items.update(plan)
         if not plan.scheduled:
@@ -156,6 +159,9 @@ class ModelRunner:
         states = self._states.of_step(inputs.spans)
         computed = self._run(replace(inputs, model=replace(inputs.model, states=states)))
         states.commit()
+        for item in scheduled:
+            if item.snapshot is not None:
+                self._states.copy_out(self._table.row_of(item.request_id), item.snapshot)
         return computed
 
     def _lose(self, plan: StepPlan, step: StartedStep, error: Exception) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from quire.engine.execution.cache import lazy_zeros
 from quire.engine.execution.inputs import Span
 from quire.engine.execution.state_slots import StateSlots
 from quire.engine.models.layers.inputs import StepStates
@@ -35,9 +36,20 @@ class StateCaches:
     whole draft is accepted. Else the row goes on with the states from before the step.
     """
 
-    def __init__(self, slots: StateSlots, rows: int) -> None:
-        """`rows`: of the request table; the other slots are spare."""
+    def __init__(self, slots: StateSlots, rows: int, snapshots: int = 0) -> None:
+        """Make them.
+
+        Args:
+            slots: the memory of states.
+            rows: of the request table; the other slots are spare.
+            snapshots: the most states that are saved in the host's memory.
+
+        Raises:
+            OutOfCacheMemory: there is not enough for snapshots.
+        """
         self.slots = slots
+        self._saved = lazy_zeros(snapshots * slots.memory.shape[1], "lower --state-snapshot-memory")
+        self._saved = self._saved.view(snapshots, slots.memory.shape[1])
         self._slot_of = np.arange(rows, dtype=np.int64)  # by row
         self._spare = list(range(rows, len(slots)))
         self._drafts: dict[int, _Draft] = {}  # by row
@@ -78,6 +90,14 @@ class StateCaches:
             self._slot_of[row] = draft.slot
         else:
             self._spare.append(draft.slot)
+
+    def copy_out(self, row: int, place: int) -> None:
+        """Save the states of a row, of all layers, in a place for snapshots."""
+        self._saved[place].copy_(self.slots.memory[self._slot_of[row]])
+
+    def copy_in(self, row: int, place: int) -> None:
+        """Let a row have the states that were saved in a place."""
+        self.slots.memory[self._slot_of[row]].copy_(self._saved[place])
 
     def removed(self, rows: Sequence[int]) -> None:
         """Note that sequences have left the batch."""

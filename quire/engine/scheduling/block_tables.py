@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from quire.engine.client.protocol import StepStats
 from quire.engine.scheduling.blocks import BlockPool, FilledBlock
 from quire.engine.scheduling.request import BlockHash, Hasher, Request
+from quire.engine.scheduling.state_snapshots import StateSnapshots
 from quire.engine.scheduling.tier_blocks import group_key
 
 
@@ -68,11 +69,13 @@ class Prefix:
         count: its length in blocks.
         tables: of each group, a table of that length.
         unseen: of each group, how many of its first blocks are out of sight. They are not held, and may be any number.
+        in_memory: blocks at the beginning that the groups without windows have; there may be no states behind them.
     """
 
     count: int = 0
     tables: list[list[int]] = field(default_factory=list)
     unseen: list[int] = field(default_factory=list)
+    in_memory: int = 0
 
     @property
     def held(self) -> list[int]:
@@ -110,22 +113,31 @@ class BlockTables:
     All groups have as many blocks, of which those that no further token attends to are given back early.
     """
 
-    def __init__(self, pool: BlockPool, groups: BlockGroups, hasher: Hasher | None) -> None:
-        """`hasher`: hash function of the prefix cache; None: there is none."""
+    def __init__(
+        self, pool: BlockPool, groups: BlockGroups, hasher: Hasher | None, snapshots: StateSnapshots | None = None
+    ) -> None:
+        """Make tables.
+
+        Args:
+            pool: has the blocks.
+            groups: the groups of layers.
+            hasher: hash function of the prefix cache; None: there is none.
+            snapshots: the saved states of models that have some; None: their prefix cache is not read.
+        """
         self._pool = pool
         self._groups = groups
         self._count = len(groups.windows)
         self._windows = [(index, window) for index, window in enumerate(groups.windows) if window is not None]
         self._full = [index for index, window in enumerate(groups.windows) if window is None]
-        # A sequence that begins behind a prefix has no states there.
-        self._hasher = None if groups.has_states else hasher
+        self._snapshots = snapshots
+        self._hasher = None if groups.has_states and snapshots is None else hasher
         self._filled: list[FilledBlock] = []  # by the step that is being planned
 
     def match(self, request: Request) -> Prefix:
         """Return the longest cached prefix; at least one token is left to compute.
 
         It is as long as all blocks of the groups without windows are cached, and of the others those that the next
-        token attends to.
+        token attends to. If layers have states, there is a snapshot of them at its end.
         """
         longest = request.max_cached_tokens
         if self._hasher is None or longest <= 0:
@@ -133,20 +145,28 @@ class BlockTables:
         size = self._pool.block_size
         hashes = request.block_hashes(size, self._hasher)[: longest // size]
         cached = {group: self._pool.match(_keys(hashes, group)) for group in self._full}
-        count = min(map(len, cached.values()), default=len(hashes))
-        while count and (missing := self._missing(request, hashes, count, self._pool.has)) is not None:
-            count = missing
+        count = in_memory = min(map(len, cached.values()), default=len(hashes))
+        if self._snapshots is None:
+            while count and (missing := self._missing(request, hashes, count, self._pool.has)) is not None:
+                count = missing
+        else:
+            begins = (
+                count
+                for count in self._snapshots.counts(hashes[:in_memory])
+                if self._missing(request, hashes, count, self._pool.has) is None
+            )
+            count = next(begins, 0)
         tables = [cached[group][:count] if group in cached else [0] * count for group in range(self._count)]
         for group, window in self._windows:
             first = self._first_seen(request, count * size, window)
             tables[group][first:] = self._pool.match(_keys(hashes[first:count], group))
-        return self._prefix(request, count, tables)
+        return self._prefix(request, count, tables, in_memory)
 
-    def _prefix(self, request: Request, count: int, tables: list[list[int]]) -> Prefix:
+    def _prefix(self, request: Request, count: int, tables: list[list[int]], in_memory: int = 0) -> Prefix:
         unseen = [0] * self._count
         for group, window in self._windows:
             unseen[group] = self._first_seen(request, count * self._pool.block_size, window)
-        return Prefix(count, tables or [[] for _ in unseen], unseen)
+        return Prefix(count, tables or [[] for _ in unseen], unseen, in_memory)
 
     def match_loadable(
         self, request: Request, cached: Prefix, has: Callable[[BlockHash], bool], longest: int | None = None
@@ -323,6 +343,8 @@ class BlockTables:
     def evict(self, request: Request, start: int) -> None:
         """Let other requests not find the blocks of a request from position `start` on, also those given back."""
         first = start // self._pool.block_size
+        if self._snapshots is not None:
+            self._snapshots.evict(request, start)
         for group, (table, unseen) in enumerate(zip(request.tables, request.unseen, strict=True)):
             self._pool.evict_blocks(table[max(first, unseen) :])
             for key in _keys(request.hashes[first:unseen], group):

@@ -112,6 +112,7 @@ class NewSequence:
         uses_long_rope: compute it with a long rope's frequencies for sequences beyond the trained length.
         lora_id: adapter that it is computed with; None: none.
         positions: rotary positions of its prompt; None: those of its tokens in the sequence.
+        snapshot: place of the saved states that it begins with; None: it begins with its first token.
     """
 
     request_id: str
@@ -123,6 +124,7 @@ class NewSequence:
     cross_attention: CrossAttentionItem | None = None
     lora_id: int | None = None
     positions: RotaryPositions | None = None
+    snapshot: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,7 @@ class ScheduledSequence(msgspec.Struct, frozen=True):
         draft: draft tokens, at the end of the range; each accepted draft token yields a further token.
         items: placeholder tokens.
         bidirectional: those of its tokens that attend to each other in both directions.
+        snapshot: place where its states behind these tokens are saved; None: they are not.
     """
 
     request_id: str
@@ -158,6 +161,7 @@ class ScheduledSequence(msgspec.Struct, frozen=True):
     draft: tuple[int, ...] = ()
     items: tuple[PlaceholderTokens, ...] = ()
     bidirectional: tuple[BidirectionalSpan, ...] = ()
+    snapshot: int | None = None
 
 
 @dataclass(slots=True)

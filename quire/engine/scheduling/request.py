@@ -283,8 +283,8 @@ class Request:
             keys += self.placeholders.extra_keys(start, end)
         return (*keys, *self.first_keys) if start == 0 else tuple(keys)
 
-    def to_new_sequence(self, cross: CrossAttentionItem | None) -> NewSequence:
-        """The request as it enters the batch."""
+    def to_new_sequence(self, cross: CrossAttentionItem | None, snapshot: int | None = None) -> NewSequence:
+        """The request as it enters the batch. `snapshot`: see `NewSequence`."""
         prompt_logprobs = self.sampling_params.prompt_logprobs if self.wants_prompt_logprobs else None
         return NewSequence(
             self.id,
@@ -296,6 +296,7 @@ class Request:
             cross,
             self.lora_id,
             self.rotary_positions(),
+            snapshot,
         )
 
     def rotary_positions(self) -> RotaryPositions | None:

@@ -38,6 +38,7 @@ from quire.engine.scheduling.pipeline import StepShares
 from quire.engine.scheduling.plan import ScheduledSequence, StepPlan, StepResult
 from quire.engine.scheduling.request import Hasher, Request, token_array
 from quire.engine.scheduling.speculation import Speculation
+from quire.engine.scheduling.state_snapshots import PlannedSnapshot, SnapshotStore, StateSnapshots
 from quire.engine.scheduling.tier_blocks import BlockTier, LoadRule
 from quire.engine.scheduling.waiting import WaitingQueue
 
@@ -64,13 +65,14 @@ _NOTHING_POSTPONED = _Postponed()
 
 @dataclass(frozen=True, slots=True)
 class _StepInFlight:
-    """A step that was planned and has not finished: its sequences, and the blocks that it fills."""
+    """A step that was planned and has not finished: its sequences, the blocks that it fills, the states it saves."""
 
     scheduled: list[Request]
     filled: list[FilledBlock]
+    snapshots: list[PlannedSnapshot]
 
 
-_NO_STEP = _StepInFlight([], [])
+_NO_STEP = _StepInFlight([], [], [])
 
 
 class Scheduler:
@@ -93,6 +95,7 @@ class Scheduler:
         load_rule: LoadRule | None = None,
         remote: RemoteLoading | None = None,
         held: HeldBlocks | None = None,
+        snapshots: SnapshotStore | None = None,
     ) -> None:
         """Make a scheduler without requests.
 
@@ -107,13 +110,17 @@ class Scheduler:
             load_rule: when they are loaded; given with a tier.
             remote: how blocks of other engines are loaded; None: they are not.
             held: keeps blocks for other engines; None: none are kept.
+            snapshots: where states are saved; None: models that have some do not read the prefix cache.
         """
         self.limits = limits
         self.pool = pool
         self._hasher = hasher
         self._requests: dict[str, Request] = {}
         self._open = OpenRequests()
-        self._tables = BlockTables(pool, groups, hasher)
+        self._snapshots: StateSnapshots | None = None
+        if snapshots is not None and hasher is not None and groups.has_states:
+            self._snapshots = StateSnapshots(snapshots, pool.block_size, hasher)
+        self._tables = BlockTables(pool, groups, hasher, self._snapshots)
         self.loads: BlockLoads | None = None
         if tier is not None or remote is not None:
             self.loads = BlockLoads(pool, self._tables, tier, load_rule, remote)
@@ -237,13 +244,15 @@ class Scheduler:
         plan.removed, self._removed = self._removed, []
         plan.prompt_extensions = self._open.take_extensions(plan.new)
         if scheduled:
-            self._in_flight.append(_StepInFlight(scheduled, self._tables.take_filled()))
+            snapshots = [] if self._snapshots is None else self._snapshots.take_planned()
+            self._in_flight.append(_StepInFlight(scheduled, self._tables.take_filled(), snapshots))
             self._shares.submit()
         return plan
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         """Apply the results of the oldest step in flight; returns the outputs for the front end."""
         live: dict[str, Request] = {}
+        discarded = set[str]()
         step = _NO_STEP
         if plan.scheduled:
             self._shares.finish()
@@ -252,6 +261,7 @@ class Scheduler:
             request.steps_in_flight -= 1
             if request.steps_to_discard:
                 request.steps_to_discard -= 1
+                discarded.add(request.id)
             elif self._requests.get(request.id) is request:  # else aborted, or finished by an earlier step
                 live[request.id] = request
         for request_id, logprobs in result.prompt_logprobs.items():
@@ -268,6 +278,8 @@ class Scheduler:
         if result.lost:
             self._restart_lost(plan, result, live)
         self._tables.finish(step.filled, {*result.errors, *result.lost})
+        if self._snapshots is not None:
+            self._snapshots.finish(step.snapshots, {*result.errors, *result.lost, *discarded})
         drafts = {item.request_id: item for item in plan.scheduled if item.draft}
         for sampled in result.sampled:
             if (live_request := live.get(sampled.request_id)) is not None:
@@ -350,6 +362,8 @@ class Scheduler:
             elif self._hasher is not None:
                 request.leave_prefix_cache(self._hasher)
         self.pool.evict_all()
+        if self._snapshots is not None:
+            self._snapshots.clear()
 
     def end_loads(self) -> list[EndedLoad]:
         """Queue the requests again that have waited for blocks, which are there or will not come; returns the loads.
@@ -385,6 +399,10 @@ class Scheduler:
             stats.held_blocks = self.held.num_blocks
         if self.pool.residency is not None:
             self.pool.residency.report(stats)
+        if self._snapshots is not None:
+            stats.snapshot_bytes = self._snapshots.nbytes
+            if plan is not None:
+                self._snapshots.report(stats)
         return stats
 
     def check(self) -> None:
@@ -401,6 +419,8 @@ class Scheduler:
             encoded += self.held.held()
         running = {request.id for request in self._running}
         self._tables.check(requests, running, encoded)
+        if self._snapshots is not None:
+            self._snapshots.check(running)
         waiting_for_input = self._open.waiting_for_input
         self._encoder_cache.check()
         states = (waiting, running, waiting_for_input, loading)
@@ -449,6 +469,8 @@ class Scheduler:
             else:  # a long prompt leaves one token for each sequence after it that needs only one
                 room = budget - max(decoding, reserved)
             count = request.within_prompt(request.num_computed_tokens, min(pending[index], room))
+            if self._snapshots is not None and count > 1:
+                count = self._snapshots.cut(request, request.num_computed_tokens, count)
             if request.bidirectional is not None:
                 count = request.whole_spans(request.num_computed_tokens, count) if count > 0 else 0
                 if count == 0 and pending[index] > 0:
@@ -458,7 +480,10 @@ class Scheduler:
             if request.placeholders is not None:
                 count = self._readable(plan, request, request.num_computed_tokens, count)
             if count > 0:
-                draft = self._speculation.draft(request, room - count)
+                drafted = room - count
+                if self._snapshots is not None:
+                    drafted = self._snapshots.room_for_draft(request.num_computed_tokens + count, drafted)
+                draft = self._speculation.draft(request, drafted)
                 self._schedule_sequence(plan, scheduled, request, count, draft=draft)
                 budget -= count + len(draft)
             index += 1
@@ -511,6 +536,9 @@ class Scheduler:
                 self._open.waiting_for_input.add(request.id)
                 continue
             count = request.within_prompt(computed, min(left, budget))
+            if self._snapshots is not None:
+                self._snapshots.prepare(request, computed)
+                count = self._snapshots.cut(request, computed, count)
             if request.bidirectional is not None:
                 count = request.whole_spans(computed, count)
             fresh = self._tables.missing_on_entry(prefix, computed + (count or self._span_left(request, computed)))
@@ -535,6 +563,10 @@ class Scheduler:
             self._tables.enter(request, prefix)
             request.prompt_logprobs = [None] if request.wants_prompt_logprobs else []
             request.mark_scheduled()
+            snapshot = None
+            if self._snapshots is not None:
+                is_first = request.cached_tokens is None
+                snapshot = self._snapshots.enter(request, prefix.count, is_first=is_first, was_cached=prefix.in_memory)
             self._tables.record(request, computed, plan.stats, has_tier=self.loads is not None and self.loads.has_tier)
             if self.loads is not None and prefix.count:
                 self.loads.touch(request, prefix)
@@ -543,7 +575,7 @@ class Scheduler:
                 if request.cross_attention is None
                 else self._cross_attention.enter(request.cross_attention, cross, plan.stats)
             )
-            plan.new.append(request.to_new_sequence(entered))
+            plan.new.append(request.to_new_sequence(entered, snapshot))
             self._schedule_sequence(plan, scheduled, request, count, enters=True)
             budget -= count
 
@@ -602,8 +634,11 @@ class Scheduler:
         samples = request.generates and end == len(request.tokens) + request.num_output_placeholders
         items = () if request.placeholders is None else request.placeholders.tokens(start, end)
         bidirectional = () if request.bidirectional is None else request.bidirectional_spans(start, end)
+        snapshot = None if self._snapshots is None or draft else self._snapshots.plan(request, end)
         plan.scheduled.append(
-            ScheduledSequence(request.id, start, count + len(draft), new_blocks, samples, draft, items, bidirectional)
+            ScheduledSequence(
+                *(request.id, start, count + len(draft), new_blocks, samples, draft, items, bidirectional, snapshot)
+            )
         )
         scheduled.append(request)
         request.num_computed_tokens = end
@@ -640,10 +675,14 @@ class Scheduler:
             if self.loads is not None:
                 self.loads.abandon(request)
             self._waiting.compact(len(self._requests) - len(self._running))
+        if self._snapshots is not None:
+            self._snapshots.leave(request)
 
     def _leave_batch(self, request: Request) -> None:
         self._running.remove(request)
         self._tables.leave(request)
+        if self._snapshots is not None:
+            self._snapshots.leave(request)
         self._cross_attention.leave(request.cross_attention)
         self._removed.append(request.id)
 

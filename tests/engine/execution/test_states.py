@@ -77,10 +77,14 @@ def test_states_are_computed_again_after_preemption(folder: Path, kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_repeated_prompt_is_computed_again(folder: Path, kind: str) -> None:
-    """Its keys and values may be cached, but the states behind them are not."""
+def test_a_repeated_prompt_begins_with_saved_states(folder: Path, kind: str) -> None:
+    """Behind the last whole block of it; without saved states nothing is found."""
     engine = recurrent_engine(folder, kind, block_size=BLOCK)
     results = [engine.generate(random_prompt(9, 50), greedy(16)) for _ in range(2)]
+    assert [result.outputs[0].cached_tokens for result in results] == [0, 48]
+    assert results[0].tokens == results[1].tokens
+    plain = recurrent_engine(folder, kind, block_size=BLOCK, state_snapshot_memory=0)
+    results = [plain.generate(random_prompt(9, 50), greedy(16)) for _ in range(2)]
     assert [result.outputs[0].cached_tokens for result in results] == [0, 0]
     assert results[0].tokens == results[1].tokens
 

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.engine.scheduling import pipeline
+from quire.engine.scheduling import pipeline, snapshot_borders
 from quire.engine.scheduling.block_tables import BlockGroups
 from quire.engine.scheduling.limits import SchedulerLimits
+from quire.engine.scheduling.state_snapshots import SnapshotStore
 from tests.support.scheduling import FakeRunner, make, request
 
 PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=40)
@@ -28,6 +29,7 @@ GROUPS = [
     BlockGroups((9, None), has_states=True),
     BlockGroups((), has_states=True),
 ]
+SNAPSHOTS = st.sampled_from([None, SnapshotStore(1, 8), SnapshotStore(3, 8), SnapshotStore(100, 8, answer_blocks=2)])
 
 
 @given(
@@ -44,6 +46,7 @@ GROUPS = [
     varied=st.booleans(),
     groups=st.sampled_from(GROUPS),
     aborts=st.lists(st.tuples(st.integers(0, 11), st.integers(0, 30)), max_size=4),
+    snapshots=SNAPSHOTS,
 )
 @settings(max_examples=200, deadline=None)
 def test_all_requests_finish_and_state_is_consistent(
@@ -60,11 +63,14 @@ def test_all_requests_finish_and_state_is_consistent(
     varied: bool,
     groups: BlockGroups,
     aborts: list[tuple[int, int]],
+    snapshots: SnapshotStore | None,
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline, "_LEAST", least)
+        patch.setattr(snapshot_borders, "_LEAST", least)
         run_arrivals(
-            arrivals, blocks, seqs, tokens, caching, by_priority, draft, rope_switch, stages, varied, groups, aborts
+            *(arrivals, blocks, seqs, tokens, caching, by_priority, draft, rope_switch, stages, varied, groups, aborts),
+            snapshots,
         )
 
 
@@ -81,6 +87,7 @@ def run_arrivals(
     varied: bool,
     groups: BlockGroups,
     aborts: list[tuple[int, int]],
+    snapshots: SnapshotStore | None,
 ) -> None:
     if groups.has_states and stages > 1:
         draft = 0  # as the engine does
@@ -97,6 +104,7 @@ def run_arrivals(
         rope_switch=rope_switch,
         stages=stages,
         groups=groups,
+        snapshots=snapshots,
     )
     runner = FakeRunner(scheduler, varied=varied)
     aborted = set()
@@ -135,6 +143,7 @@ def run_arrivals(
     by_priority=st.booleans(),
     draft=st.sampled_from([0, 6]),
     groups=st.sampled_from([groups for groups in GROUPS if groups.has_states]),
+    snapshots=SNAPSHOTS,
 )
 @settings(max_examples=100, deadline=None)
 def test_only_the_request_ends_that_steps_fail_for(
@@ -146,9 +155,19 @@ def test_only_the_request_ends_that_steps_fail_for(
     by_priority: bool,
     draft: int,
     groups: BlockGroups,
+    snapshots: SnapshotStore | None,
 ) -> None:
     """The others of its steps are computed again, although their states are lost each time."""
-    scheduler = make(blocks, seqs=seqs, tokens=tokens, length=60, by_priority=by_priority, draft=draft, groups=groups)
+    scheduler = make(
+        blocks,
+        seqs=seqs,
+        tokens=tokens,
+        length=60,
+        by_priority=by_priority,
+        draft=draft,
+        groups=groups,
+        snapshots=snapshots,
+    )
     runner = FakeRunner(scheduler)
     runner.poisoned = {f"r{index}" for index in poisoned}
     waiting = sorted(enumerate(arrivals), key=lambda item: item[1][2])

@@ -20,12 +20,13 @@ class Connect(msgspec.Struct, frozen=True, tag=True):
 
 
 class Allocate(msgspec.Struct, frozen=True, tag=True):
-    """Allocate the KV cache and the slots of states, see `SlotCounts`."""
+    """Allocate the KV cache, the slots of states, see `SlotCounts`, and places for their snapshots."""
 
     num_blocks: int
     context_len: int
     sequences: int
     spare_slots: int
+    snapshots: int = 0
 
 
 class RunStep(msgspec.Struct, frozen=True, tag=True):
