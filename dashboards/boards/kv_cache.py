@@ -112,6 +112,16 @@ def _prefixes() -> Row:
                 ),
                 unit="tokens",
             ),
+            Lines(
+                title="Lost tokens",
+                about="Tokens of prompts of models with states that were computed before, and are computed again. "
+                "*evicted*: `--state-snapshot-memory` or the KV cache is small. *template_changed*: the client or the "
+                "chat template changes earlier messages.",
+                lines=(Query(MODELS.rate("quire:prefix_cache_lost_tokens_total", by="reason"), "{{reason}}"),),
+                colors={"no_snapshot": "blue", "evicted": "orange", "template_changed": "purple"},
+                unit="tokens/s",
+                stacked=True,
+            ),
         ),
     )
 

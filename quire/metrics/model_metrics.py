@@ -18,7 +18,7 @@ from typing_extensions import override
 from quire.config.options import EngineOptions
 from quire.engine.client.model_info import Generates, ModelInfo
 from quire.engine.client.origin import Origin, current_origin
-from quire.engine.client.protocol import FinishReason, MemoryTag, SleepLevel, StepStats
+from quire.engine.client.protocol import FinishReason, LostReason, MemoryTag, SleepLevel, StepStats
 from quire.engine.client.records import Observer, Rejection, RequestRecord, SleepOperation, ToolRequest
 from quire.engine.client.timeline import RequestTimes
 from quire.metrics.batches import Batch, BatchHistogram, Mark, exemplar_of, trace_of
@@ -29,6 +29,9 @@ _STEP_COUNTERS = {
     "prefix_hits": "prefix_hits",
     "external_queries": "external_queries",
     "external_hits": "external_hits",
+    "snapshot_hits": "snapshot_hits",
+    "snapshots_saved": "snapshots_saved",
+    "snapshots_evicted": "snapshots_evicted",
     "load_bytes": "loaded_bytes",
     "load_seconds": "load_seconds",
     "store_bytes": "stored_bytes",
@@ -152,6 +155,7 @@ class ModelMetrics(Observer):
         self.on_sleep(frozenset(), 1)
         self._ends = {reason: metrics.success.labels(*labels, reason) for reason in _REASONS}
         self._sources = {source: metrics.prompt_by_source.labels(*labels, source) for source in _SOURCES}
+        self._lost = {reason: metrics.lost_tokens.labels(*labels, reason) for reason in get_args(LostReason)}
         self._cached_on_device = metrics.cached_by_source.labels(*labels, "device")
         self._cached_on_disk = metrics.cached_by_source.labels(*labels, "disk")
         self._in_front: dict[_FrontWait, int] = {"preprocessing": 0, "grammar": 0}
@@ -256,6 +260,7 @@ class ModelMetrics(Observer):
         metrics.waiting.labels(*labels).set_function(lambda: self._stats.waiting + sum(self._in_front.values()))
         metrics.kv_blocks.labels(*labels).set_function(lambda: self._stats.blocks_used)
         metrics.kv_usage.labels(*labels).set_function(self._kv_usage)
+        metrics.snapshot_bytes.labels(*labels).set_function(lambda: self._stats.snapshot_bytes)
         metrics.unwritten.labels(*labels).set_function(lambda: self._stats.unwritten_blocks)
         metrics.offload_used.labels(*labels).set_function(lambda: self._stats.tier_bytes)
         by_reason: dict[str, Callable[[], float]] = {
@@ -288,6 +293,8 @@ class ModelMetrics(Observer):
         histograms["step_tokens"].observe_all([stats.step_tokens for stats in working])
         histograms["step_seconds"].observe_all([stats.step_seconds for stats in working])
         for stats in all_stats:
+            for reason, tokens in stats.lost_tokens.items():
+                self._lost[reason].inc(tokens)
             for position, count in enumerate(stats.accepted_per_position):
                 self._metrics.accepted_per_pos.labels(*self._labels, position).inc(count)
         if self._residency:

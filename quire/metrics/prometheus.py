@@ -160,6 +160,19 @@ class Metrics:
             "external_prefix_cache_hits",
             "Prompt tokens that were read from the files of --kv-offloading-size or from another server",
         )
+        self.lost_tokens = self._counter(
+            "prefix_cache_lost_tokens",
+            "Tokens of prompts of models with states that were computed before, and have to be computed again, by "
+            "reason; no_snapshot: their states were not saved there; evicted: their states or KV blocks were evicted; "
+            "template_changed: a message in the middle of a chat is another than in the prompt before",
+            "reason",
+        )
+        self.snapshot_hits = self._counter("state_snapshot_hits", "Sequences that began with saved states")
+        self.snapshots_saved = self._counter("state_snapshots_saved", "States of sequences that were saved")
+        self.snapshots_evicted = self._counter("state_snapshots_evicted", "Saved states that were evicted for others")
+        self.snapshot_bytes = self._gauge(
+            "state_snapshot_bytes", "Size of the saved states of sequences (--state-snapshot-memory), on each rank"
+        )
         self.offload_used = self._gauge(
             "kv_offload_used_bytes", "Size of the files of --kv-offloading-size, of all models and servers"
         )

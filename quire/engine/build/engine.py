@@ -462,19 +462,17 @@ def _build_decoder(
     observers = () if recorder is None else (recorder,)
     stages = config.parallel.pipeline_parallel_size
     schedule = partial(
-        *(
-            _scheduler,
-            options,
-            plan.groups,
-            context_len,
-            num_blocks,
-            slots,
-            stages,
-            observers,
-            tier,
-            transfer,
-            snapshots,
-        )
+        _scheduler,
+        options,
+        plan.groups,
+        context_len,
+        num_blocks,
+        slots,
+        stages,
+        observers,
+        tier,
+        transfer,
+        snapshots,
     )
     sleeper = _sleeper(config, loaded, device, channel, source, allocate, schedule, build.executor)
     core = EngineCore(

@@ -352,6 +352,9 @@ class BlockLife(msgspec.Struct, frozen=True, array_like=True):
     idle: float
 
 
+LostReason = Literal["no_snapshot", "evicted", "template_changed"]
+
+
 class StepStats(msgspec.Struct, array_like=True):
     """Gauges of the engine after a step, and counters of this step alone."""
 
@@ -388,7 +391,7 @@ class StepStats(msgspec.Struct, array_like=True):
     expired_holds: int = 0  # prompts whose blocks were given back before another engine has read them
     transfers: list[BlockTransfer] = []  # from other engines
     failed_transfers: int = 0
-    lost_tokens: dict[str, int] = {}  # prompt tokens that were computed before and are not cached, by reason
+    lost_tokens: dict[LostReason, int] = {}  # prompt tokens that were computed before and are not cached, by reason
     snapshot_hits: int = 0  # sequences that began with saved states
     snapshots_saved: int = 0
     snapshots_evicted: int = 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from quire.engine.client.protocol import StepStats
+from quire.engine.client.protocol import LostReason, StepStats
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.scheduling.request import BlockHash, Hasher, Request
 from quire.engine.scheduling.seen_prefixes import Chats, SeenPrefixes
@@ -60,7 +60,7 @@ class _Borders:
 class _Counts:
     """What has happened since the last step."""
 
-    lost: dict[str, int] = field(default_factory=dict)
+    lost: dict[LostReason, int] = field(default_factory=dict)
     hits: int = 0
     saved: int = 0
     evicted: int = 0
@@ -131,7 +131,7 @@ class StateSnapshots:
         lost, seen = self._counts.lost, min(self._seen.longest(hashes), request.max_cached_tokens // self._size)
         if seen > blocks:
             is_evicted = was_cached < seen or self._seen.had_snapshot(hashes[blocks:seen])
-            reason = "evicted" if is_evicted else "no_snapshot"
+            reason: LostReason = "evicted" if is_evicted else "no_snapshot"
             lost[reason] = lost.get(reason, 0) + (seen - blocks) * self._size
         ends = _message_ends(request, request.prompt_len)
         changed = self._chats.compare(request.root_hash, request.tokens[: request.prompt_len].tobytes(), ends)
