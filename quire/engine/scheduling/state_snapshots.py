@@ -11,7 +11,7 @@ from quire.engine.client.protocol import LostReason, StepStats
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.scheduling.request import BlockHash, Hasher, Request
 from quire.engine.scheduling.seen_prefixes import Chats, SeenPrefixes
-from quire.engine.scheduling.snapshot_borders import choose_borders, grows_to, least_distance, message_ends
+from quire.engine.scheduling.snapshot_borders import choose_borders, is_growing, message_ends
 from quire.engine.scheduling.snapshot_index import SnapshotIndex
 
 
@@ -164,7 +164,7 @@ class StateSnapshots:
             if key in self._index:
                 self._index.keep(key)
                 return None
-        replaces = is_answer and not (grows_to(blocks) and end >= least_distance(self._size))
+        replaces = is_answer and not is_growing(end, self._size)
         if is_answer and (last := self._last.pop(request.id, None)) is not None:
             self._index.replace(last, request.id)
         place = self._index.take_place()
