@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -48,12 +49,17 @@ class PlannedSnapshot:
 
 @dataclass(slots=True)
 class _Borders:
-    """Where the states of a request are saved, if it begins as it was looked at."""
+    """Where the states of a request are saved, if it begins as it was looked at.
+
+    Attributes:
+        coming: hashes of the blocks behind which they will be, once it is in the batch.
+    """
 
     root: BlockHash
     length: int
     computed: int
     positions: list[int]
+    coming: list[BlockHash] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -83,6 +89,7 @@ class StateSnapshots:
         self._planned: list[PlannedSnapshot] = []  # by the step that is being planned
         self._in_flight: list[PlannedSnapshot] = []
         self._borders: dict[str, _Borders] = {}  # of requests in the batch, and of the first that waits
+        self._coming: Counter[BlockHash] = Counter()  # snapshots that requests in the batch will take of their prompts
         self._last: dict[str, BlockHash] = {}  # the snapshot of each answer that is being generated
         self._counts = _Counts()
 
@@ -107,6 +114,17 @@ class StateSnapshots:
             positions = choose_borders(length, computed, self._size, ends, (parted,) if parted > computed else ())
         self._borders[request.id] = _Borders(request.root_hash, length, computed, positions)
 
+    def is_coming(self, request: Request, computed: int) -> bool:
+        """Return whether a request in the batch will soon save states with which a waiting one could begin.
+
+        `computed`: tokens behind which the waiting one can begin now.
+        """
+        if not self._coming:
+            return False
+        longest = request.max_cached_tokens // self._size
+        hashes = request.block_hashes(self._size, self._hasher)[computed // self._size : longest]
+        return any(key in self._coming for key in hashes)
+
     def enter(self, request: Request, blocks: int, *, is_first: bool, was_cached: int) -> int | None:
         """Return the place of the states that a request begins with; None: it begins with its first token.
 
@@ -121,6 +139,9 @@ class StateSnapshots:
             self._count_lost(request, hashes, blocks, was_cached)
         self._seen.add(hashes)
         self._last.pop(request.id, None)
+        if (borders := self._borders.get(request.id)) is not None and request.is_shared:
+            borders.coming = [hashes[position // self._size - 1] for position in borders.positions]
+            self._coming.update(borders.coming)
         if not blocks:
             return None
         self._counts.hits += is_first
@@ -156,6 +177,8 @@ class StateSnapshots:
             return None
         borders, blocks = self._borders.get(request.id), end // self._size
         is_border = borders is not None and end in borders.positions
+        if is_border:
+            self._has_come(request, request.block_hashes(self._size, self._hasher)[blocks - 1])
         is_answer = end > request.prompt_len and blocks % self._store.answer_blocks == 0
         if not is_border and not is_answer:
             return None
@@ -172,6 +195,16 @@ class StateSnapshots:
         if place is not None:
             self._planned.append(PlannedSnapshot(request, request.root_hash, blocks, place, replaces))
         return place
+
+    def _has_come(self, request: Request, key: BlockHash | None = None) -> None:
+        """Note that a request will not save states behind a block any more; None: behind none."""
+        if (borders := self._borders.get(request.id)) is not None:
+            gone = [name for name in borders.coming if key is None or name == key]
+            borders.coming = [name for name in borders.coming if name not in gone]
+            self._coming.subtract(gone)
+            for name in gone:
+                if not self._coming[name]:
+                    del self._coming[name]
 
     def _note_evicted(self) -> None:
         if self._index.evicted:
@@ -208,6 +241,7 @@ class StateSnapshots:
 
     def leave(self, request: Request) -> None:
         """Note that a request leaves the batch: the last snapshot of its answer stays."""
+        self._has_come(request)
         self._borders.pop(request.id, None)
         self._last.pop(request.id, None)
 
@@ -216,6 +250,7 @@ class StateSnapshots:
         self._index.clear()
         self._seen.clear()
         self._last.clear()
+        self._coming.clear()
         self._borders.clear()
 
     @property
@@ -233,6 +268,9 @@ class StateSnapshots:
         """Assert that no place is lost. `running`: ids of the requests in the batch."""
         self._index.check([snapshot.place for snapshot in (*self._planned, *self._in_flight)])
         assert self._last.keys() <= set(running), "a request that has ended replaces snapshots"
+        coming = Counter(key for borders in self._borders.values() for key in borders.coming)
+        assert coming == self._coming, "snapshots are waited for that do not come"
+        assert all(not borders.coming or name in running for name, borders in self._borders.items())
 
 
 def _message_ends(request: Request, length: int) -> list[int]:

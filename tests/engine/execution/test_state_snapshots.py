@@ -77,6 +77,16 @@ def test_all_ranks_save_states(folder: Path) -> None:
     assert results[0].tokens == results[1].tokens
 
 
+def test_equal_prompts_that_arrive_together_are_computed_once(folder: Path) -> None:
+    engine = recurrent_engine(folder, "states and attention", block_size=BLOCK, max_num_batched_tokens=32)
+    for name in "abc":
+        engine.add(name, PROMPT, greedy(8))
+    engine.add("other", PROMPT[1:], greedy(8))
+    engine.run()
+    assert [engine.results[name].outputs[0].cached_tokens for name in "abc"] == [0, 48, 48]
+    assert engine.results["a"].tokens == engine.results["b"].tokens == engine.results["c"].tokens
+
+
 def test_other_salts_find_no_states(folder: Path) -> None:
     engine = recurrent_engine(folder, "states only", block_size=BLOCK)
     salts = ["a", "b", "a"]
