@@ -1,6 +1,7 @@
 """Decode steps of the engine core by batch size and context length, relative to the memory bandwidth bound.
 
-The core runs without server and tokenizer.
+The core runs without server and tokenizer. With --eager each size is also measured without replays of step graphs; with
+--load-format dummy the folder has nothing but a config.
 
 python -m benchmarks.cpu.steps MODEL --out benchmarks/results/FILE.json
 """
@@ -10,11 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,6 +29,7 @@ from quire.engine.client.model_info import ModelInfo
 from quire.engine.client.protocol import Abort, AddRequest, StepOutput
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.core.loop import EngineCore
+from quire.engine.execution.step_graphs import EagerSteps
 from quire.engine.models.model_config import read_model_config
 from quire.kernels import native
 
@@ -53,19 +56,39 @@ class RecordingChannel:
 class SteppedCore:
     """An engine core with a model, whose steps are called directly."""
 
-    def __init__(self, folder: Path, quantization: str, sequences: int, context: int, pages: str = "auto") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        quantization: str,
+        sequences: int,
+        context: int,
+        pages: str = "auto",
+        load_format: Literal["auto", "dummy"] = "auto",
+    ) -> None:
         self.channel = RecordingChannel()
         options: dict[str, Any] = {"kv_cache_memory_bytes": 6 << 30, "kv_cache_dtype": pages}
         engine = EngineOptions(max_num_seqs=sequences, enable_prefix_caching=False, **options)
-        model = ModelOptions(quantization=quantization, max_model_len=context + _MAX_TOKENS)
+        model = ModelOptions(quantization=quantization, max_model_len=context + _MAX_TOKENS, load_format=load_format)
         config = CoreConfig(folder=folder, model_config=read_model_config(folder), model=model, engine=engine)
         self.core: EngineCore
         self.info: ModelInfo
         self.core, self.info = build_core(config, self.channel)  # type: ignore[arg-type]
 
+    @contextmanager
+    def eager(self) -> Iterator[None]:
+        """Run steps without replays within."""
+        runner: Any = self.core.executor
+        runner = runner._runner
+        replays, runner.steps = runner.steps, EagerSteps(runner.model)
+        try:
+            yield
+        finally:
+            runner.steps = replays
+
     def measure(self, batch: int, context: int) -> dict[str, float]:
         """Return seconds of the prefill of all prompts, and of decode steps of the whole batch: median and fastest."""
         names = [f"{batch}-{context}-{number}" for number in range(batch)]
+        self.channel.started_requests.clear()
         rng = np.random.default_rng(context)
         for name in names:
             prompt = rng.integers(10, 1000, context).astype(np.int32)
@@ -86,15 +109,21 @@ class SteppedCore:
 
 
 def bandwidth_bound(
-    folder: Path, info: ModelInfo, limits: Limits, quantization: str, batch: int, context: int
+    folder: Path, steps: SteppedCore, limits: Limits, quantization: str, batch: int, context: int
 ) -> float:
-    """Return seconds for reading the KV cache and the weights once; the embedding, a row lookup, is not counted."""
-    config = json.loads((folder / "config.json").read_text())
+    """Return seconds for reading the KV cache and the weights once; the embedding, a row lookup, is not counted.
+
+    States of a fixed size are read and written.
+    """
+    config, info, cache = json.loads((folder / "config.json").read_text()), steps.info, steps.core.executor.cache
+    slots = None if cache is None else cache.states
+    states = 0 if slots is None else slots.memory.numel()
     embedding = info.vocab_size * config["hidden_size"] * getattr(torch, info.dtype).itemsize
     if config.get("tie_word_embeddings") and quantization == "none":
         embedding = 0  # the LM head reads it
-    cache = batch * context * info.cache_bytes / (info.num_blocks * info.block_size)
-    return float(info.weight_bytes - embedding + cache) / limits.bandwidth
+    read = batch * context * (info.cache_bytes - states) / (info.num_blocks * info.block_size)
+    changed = 0 if slots is None else 2 * batch * slots.memory.shape[1]
+    return float(info.weight_bytes - embedding + read + changed) / limits.bandwidth
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -105,20 +134,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "int8"))
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 4, 16, 64])
     parser.add_argument("--contexts", type=int, nargs="*", default=[128, 1024])
+    parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
+    parser.add_argument("--eager", action="store_true", help="also measure steps without replays, in alternation")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     limits = Limits.measured()
     sequences, context = max(options.batches), max(options.contexts)
-    steps = SteppedCore(options.model, options.quantization, sequences, context, options.kv_cache_dtype)
+    pages, load_format = options.kv_cache_dtype, options.load_format
+    steps = SteppedCore(options.model, options.quantization, sequences, context, pages, load_format)
     rows = []
     for context in options.contexts:
         for batch in options.batches:
             if batch * (context + _MAX_TOKENS) > steps.info.num_blocks * steps.info.block_size:
                 continue  # they do not fit in the KV cache together
             row = steps.measure(batch, context)
-            share = (
-                bandwidth_bound(options.model, steps.info, limits, options.quantization, batch, context) / row["best"]
-            )
+            share = bandwidth_bound(options.model, steps, limits, options.quantization, batch, context) / row["best"]
             rows.append(
                 {
                     "batch": batch,
@@ -129,6 +159,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     "floor_share": round(share, 2),
                 }
             )
+            if options.eager:
+                with steps.eager():
+                    eager = steps.measure(batch, context)
+                rows[-1]["eager_step_ms"] = {name: round(eager[name] * 1e3, 2) for name in ("median", "best")}
+                rows[-1]["eager_ratio"] = round(eager["median"] / row["median"], 2)
             print(rows[-1], flush=True)
     report = {
         "date": date.today().isoformat(),

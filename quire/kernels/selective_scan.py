@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels import gpu, native
 from quire.kernels.capture import empty
+from quire.kernels.state_parameters import ChannelParameters
 
 _MAX_STATE = 256  # elements of a channel in the compiled kernels
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelParameters:
-    """Parameters of each channel, float32.
-
-    Attributes:
-        rate: (size, channels) how fast states decay: a step of length 1 multiplies them with e^-|rate|.
-        bias: (channels,), added to time steps, before their softplus.
-        skip: (channels,), factor of the inputs, which are added to outputs.
-    """
-
-    rate: Tensor
-    bias: Tensor
-    skip: Tensor
 
 
 def selective_scan(

@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels import gpu, native
 from quire.kernels.capture import empty
+from quire.kernels.state_parameters import HeadParameters
 
 _MAX_STATE = 1024  # elements of the compiled kernels' groups
-
-
-@dataclass(frozen=True, slots=True)
-class HeadParameters:
-    """Parameters of each head, (heads,) float32.
-
-    Attributes:
-        rate: how fast a state decays: a step of length 1 multiplies it with e^-|rate|.
-        bias: added to time steps, before their softplus.
-        skip: factor of the head's inputs, which are added to its outputs.
-        low, high: limits of time steps.
-    """
-
-    rate: Tensor
-    bias: Tensor
-    skip: Tensor
-    low: float = 0.0
-    high: float = math.inf
 
 
 def state_space_scan(

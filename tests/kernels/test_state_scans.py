@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels import gated_rms_norm, native, selective_scan, state_space_scan
-from quire.kernels.selective_scan import ChannelParameters
-from quire.kernels.state_space_scan import HeadParameters
+from quire.kernels.state_parameters import ChannelParameters, HeadParameters
 
 LENGTHS = (1, 37, 0, 2, 1)
 SLOTS = torch.tensor([3, 0, 6, 1, 5])
@@ -49,12 +48,12 @@ def tolerances(dtype: torch.dtype) -> Any:
 @pytest.mark.parametrize("gated", [False, True])
 def test_state_space_scan(dtype: torch.dtype, heads: int, dim: int, groups: int, size: int, gated: bool) -> None:
     inputs, parameters = head_inputs(sum(LENGTHS), heads, dim, groups, size)
-    inputs = [part.to(dtype) for part in inputs]
-    gate = torch.randn_like(inputs[0]) if gated else None
+    x, dt, b, c = (part.to(dtype) for part in inputs)
+    gate = torch.randn_like(x) if gated else None
     state = torch.randn(7, heads, size, dim)
     expected_state = state.clone()
-    out = state_space_scan.state_space_scan(*inputs, parameters, state, SLOTS, bounds(LENGTHS), gate=gate)
-    expected = state_space_scan.reference(*inputs, parameters, expected_state, SLOTS, bounds(LENGTHS), gate)
+    out = state_space_scan.state_space_scan(x, dt, b, c, parameters, state, SLOTS, bounds(LENGTHS), gate=gate)
+    expected = state_space_scan.reference(x, dt, b, c, parameters, expected_state, SLOTS, bounds(LENGTHS), gate)
     assert out.dtype == dtype
     torch.testing.assert_close(out, expected, **tolerances(dtype))
     torch.testing.assert_close(state, expected_state, atol=1e-4, rtol=1e-4)
@@ -66,12 +65,12 @@ def test_state_space_scan(dtype: torch.dtype, heads: int, dim: int, groups: int,
 @pytest.mark.parametrize("gated", [False, True])
 def test_selective_scan(dtype: torch.dtype, channels: int, size: int, gated: bool) -> None:
     inputs, parameters = channel_inputs(sum(LENGTHS), channels, size)
-    inputs = [part.to(dtype) for part in inputs]
-    gate = torch.randn_like(inputs[0]) if gated else None
+    x, dt, b, c = (part.to(dtype) for part in inputs)
+    gate = torch.randn_like(x) if gated else None
     state = torch.randn(7, size, channels)
     expected_state = state.clone()
-    out = selective_scan.selective_scan(*inputs, parameters, state, SLOTS, bounds(LENGTHS), gate=gate)
-    expected = selective_scan.reference(*inputs, parameters, expected_state, SLOTS, bounds(LENGTHS), gate)
+    out = selective_scan.selective_scan(x, dt, b, c, parameters, state, SLOTS, bounds(LENGTHS), gate=gate)
+    expected = selective_scan.reference(x, dt, b, c, parameters, expected_state, SLOTS, bounds(LENGTHS), gate)
     assert out.dtype == dtype
     torch.testing.assert_close(out, expected, **tolerances(dtype))
     torch.testing.assert_close(state, expected_state, atol=1e-4, rtol=1e-4)
@@ -89,14 +88,10 @@ def test_a_sequence_in_pieces_is_the_same(enabled: bool) -> None:
         slots, results = torch.tensor([1, 0])[: 2 if beside else 1], list[Tensor]()
         for begin, length in zip(bounds(lengths).tolist(), lengths, strict=False):
             ends = torch.tensor([0, length, length + beside])[: len(slots) + 1]
-            of_heads: Any
-            of_channels: Any
-            of_heads, of_channels = (
-                [torch.cat((part[begin : begin + length], part[:beside])) for part in parts]
-                for parts in (heads, channels)
-            )
-            y = state_space_scan.state_space_scan(*of_heads, head_parameters, states[0], slots, ends)
-            z = selective_scan.selective_scan(*of_channels, channel_parameters, states[1], slots, ends)
+            x, dt, b, c = (torch.cat((part[begin : begin + length], part[:beside])) for part in heads)
+            y = state_space_scan.state_space_scan(x, dt, b, c, head_parameters, states[0], slots, ends)
+            x, dt, b, c = (torch.cat((part[begin : begin + length], part[:beside])) for part in channels)
+            z = selective_scan.selective_scan(x, dt, b, c, channel_parameters, states[1], slots, ends)
             results.append(torch.cat((y.flatten(1), z), 1)[:length])
         return [torch.cat(results), *(state[1] for state in states)]
 

@@ -35,6 +35,7 @@ ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "granite": "granite",
     "granitemoe": "granitemoe",
+    "lfm2": "lfm2",
     "llama": "llama",
     "mistral": "llama",
     "mixtral": "llama",
@@ -206,6 +207,8 @@ def _converted(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str
             arrays |= _latents(match["before"], weight, config)
         elif kind in _PAIRS and (".q_proj." in name or ".k_proj." in name):
             arrays[name] = in_pairs(weight, heads if ".q_proj." in name else kv_heads)
+        elif name.endswith(".conv.conv.weight"):
+            arrays[name] = weight[:, 0]
         elif "shared_expert_gate" in name:
             arrays[name] = weight[0]
         elif kind == "falcon" and "query_key_value" in name:
@@ -337,6 +340,7 @@ def _metadata(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str,
         ".use_parallel_residual": get("use_parallel_residual"),
         **_scaling(rope, config),
         **(_deepseek(config, rope) if kind.startswith("deepseek") else {}),
+        **(_lfm2(config) if kind == "lfm2" else {}),
     }
     return {key: float(value) if key.endswith("_scale") and value else value for key, value in values.items()}
 
@@ -360,6 +364,17 @@ def _scaling(rope: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
         ".rope.scaling.original_context_length": trained,
         ".rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"] if is_ministral else None,
         ".attention.temperature_scale": rope.get("llama_4_scaling_beta"),
+    }
+
+
+def _lfm2(config: dict[str, Any]) -> dict[str, Any]:
+    kinds, feed_forward = config["layer_types"], int(2 * config["intermediate_size"] / 3)
+    feed_forward = -(-feed_forward // config["block_multiple_of"]) * config["block_multiple_of"]
+    return {
+        ".feed_forward_length": feed_forward,
+        ".attention.head_count_kv": [0 if kind == "conv" else config["num_key_value_heads"] for kind in kinds],
+        ".attention.layer_norm_rms_epsilon": config["norm_eps"],
+        ".shortconv.l_cache": config["conv_L_cache"],
     }
 
 

@@ -62,6 +62,20 @@ _QWEN2_MOE = {
     **{name: value for name, value in _QWEN_MOE.items() if name not in ("head_dim", "norm_topk_prob")},
     "shared_expert_intermediate_size": 80,
 }
+_DELTA_NET = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 32,
+}
+_KIMI = {
+    **{name: value for name, value in _MLA.items() if name not in ("n_routed_experts", "first_k_dense_replace")},
+    "q_lora_rank": None,
+    "num_local_experts": 8,
+    "linear_head_dim": 16,
+    "linear_num_heads": 4,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+}
 _GRANITE = {
     "embedding_multiplier": 12.0,
     "logits_scaling": 0.5,
@@ -247,6 +261,22 @@ STATE_SPACES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+# Layers with the gated delta rule.
+DELTA_NETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_next": ("qwen3_next", {**_QWEN2_MOE, **_DELTA_NET, "head_dim": 32}),
+    "qwen3_5": ("qwen3_5_text", {**_DELTA_NET, "head_dim": 32, "linear_value_head_dim": 16}),
+    "qwen3_5_moe": (
+        "qwen3_5_moe_text",
+        {
+            **{name: value for name, value in _QWEN2_MOE.items() if name != "mlp_only_layers"},
+            **_DELTA_NET,
+            "head_dim": 32,
+        },
+    ),
+    "olmo_hybrid": ("olmo_hybrid", {**_DELTA_NET, "linear_num_key_heads": 4, "rope_parameters": None}),
+    "kimi_linear": ("kimi_linear", _KIMI),
+}
+
 # Models that run as transformers' own implementation, with its attention replaced.
 FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "diffllama": ("diffllama", {}),  # calls attention twice in each layer
@@ -282,7 +312,7 @@ FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def make_model(case: str, *, seed: int = 0, **changes: Any) -> Any:
     """Build a transformers model of a case in float32, with weights large enough for distinct logits."""
-    model_type, overrides = {**DECODERS, **FALLBACKS, **STATE_SPACES}[case]
+    model_type, overrides = {**DECODERS, **FALLBACKS, **STATE_SPACES, **DELTA_NETS}[case]
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(seed)

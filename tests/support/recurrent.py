@@ -120,7 +120,10 @@ class ScanLayer(nn.Module):
         channels = spec.heads * spec.dim
         self.projection = Linear(model.hidden, channels, spec.size, spec.size, spec.heads)
         self.kernel = nn.Parameter(torch.empty(spec.width, channels), requires_grad=False)
-        self.rate, self.bias, self.skip = (nn.Parameter(torch.empty(spec.heads), requires_grad=False) for _ in range(3))
+        # No parameters, which would have the dtype of the others.
+        self.parameters_of_heads = HeadParameters(
+            -torch.ones(spec.heads), torch.zeros(spec.heads), torch.ones(spec.heads)
+        )
         self.out = Linear(channels, model.hidden)
 
     def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
@@ -133,9 +136,8 @@ class ScanLayer(nn.Module):
         convolution, sums = states.arrays(self.index)
         place = (states.slots, states.cu_seqlens)
         convolved = causal_conv(inputs, self.kernel.t(), None, convolution, *place)
-        heads = HeadParameters(self.rate.float(), self.bias.float(), self.skip.float())
         parts = (convolved.unflatten(1, (spec.heads, spec.dim)), dt, b[:, None], c[:, None])
-        results = state_space_scan(*parts, heads, sums, *place).flatten(1)
+        results = state_space_scan(*parts, self.parameters_of_heads, sums, *place).flatten(1)
         if last_layer and step.last_token_only and step.logits_indices is not None:
             results = results[step.logits_indices]
         out: Tensor = self.out(results)
@@ -191,8 +193,6 @@ def _random_decoder(spec: DecoderSpec, dtype: torch.dtype) -> Decoder:
     for name, parameter in model.named_parameters():
         if "norm" in name:
             parameter.data.fill_(1.0)
-        elif name.endswith("rate"):
-            parameter.data.fill_(-0.5)
         else:
             parameter.data.normal_(0, 0.25, generator=generator)
     return model

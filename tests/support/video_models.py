@@ -84,6 +84,7 @@ WATCHES: dict[str, Watches] = {
     "qwen2_vl": _QWEN2,
     "qwen2_5_vl": _QWEN2,
     "qwen3_vl": _QWEN3,
+    "qwen3_5": _QWEN3,
     "smolvlm": Watches("smolvlm", "SmolVLMVideoProcessor", {**_TILES, "num_frames": 6, "fps": 1}, ("pixel_values",)),
 }
 

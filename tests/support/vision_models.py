@@ -268,6 +268,24 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
             **_QWEN_TOKENS,
         ),
     ),
+    "qwen3_5": (
+        "qwen3_5",
+        _config(
+            "qwen3_5_text",
+            {name: value for name, value in _QWEN3_VISION.items() if name != "deepstack_visual_indexes"},
+            text_fields={
+                "rope_parameters": {**_MROPE, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]},
+                "layer_types": ["linear_attention", "full_attention"],
+                "num_hidden_layers": 2,
+                "head_dim": 16,
+                "linear_num_key_heads": 2,
+                "linear_num_value_heads": 2,
+                "linear_key_head_dim": 16,
+                "linear_value_head_dim": 16,
+            },
+            **_QWEN_TOKENS,
+        ),
+    ),
     "qwen3_vl_moe": (
         "qwen3_vl_moe",
         _config(
@@ -433,6 +451,7 @@ SEES: dict[str, Eyes] = {
     "qwen2_vl": Eyes(Qwen2VLImageProcessorPil(size=_AREA), _GRIDS, {}, types=_typed),
     "qwen2_5_vl": Eyes(Qwen2VLImageProcessorPil(size=_AREA), _GRIDS, {}, types=_typed),
     "qwen3_vl": Eyes(Qwen2VLImageProcessorPil(size=_AREA, **_MIDDLE), _GRIDS, {}, types=_typed),
+    "qwen3_5": Eyes(Qwen2VLImageProcessorPil(size=_AREA, **_MIDDLE), _GRIDS, {}, types=_typed),
     "qwen3_vl_moe": Eyes(Qwen2VLImageProcessorPil(size=_AREA, **_MIDDLE), _GRIDS, {}, types=_typed),
     "smolvlm": Eyes(SmolVLMImageProcessorPil(**_TILES), _nested_inputs, {}),
     "vipllava": Eyes(CLIPImageProcessorPil(**_CLIP), _FIXED, {}),

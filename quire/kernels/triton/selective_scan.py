@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.state_parameters import ChannelParameters
 from quire.kernels.triton.numerics import sigmoid, softplus
 from quire.kernels.triton.variants import KernelVariant
-
-if TYPE_CHECKING:
-    from quire.kernels.selective_scan import ChannelParameters
 
 _BLOCK = 64  # channels of a program
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.state_parameters import HeadParameters
 from quire.kernels.triton.numerics import sigmoid, softplus
 from quire.kernels.triton.variants import KernelVariant
-
-if TYPE_CHECKING:
-    from quire.kernels.state_space_scan import HeadParameters
 
 _BLOCK = 16  # elements of a head in a program
 

@@ -48,7 +48,10 @@ def test_replayed_steps_give_the_same_tokens(
 
 def tokens_with_states(folder: Path, **options: Any) -> tuple[list[list[int]], StepGraphs]:
     """Tokens of requests that enter while others decode, some of them into the slots of those that have ended."""
-    engine = recurrent_engine(folder, "compiled kernels", max_num_seqs=3, max_num_batched_tokens=16, **options)
+    model = ModelOptions(dtype="bfloat16")
+    engine = recurrent_engine(
+        folder, "compiled kernels", model=model, max_num_seqs=3, max_num_batched_tokens=16, **options
+    )
     for number in range(7):
         engine.add(str(number), random_prompt(number, 1 + 9 * number), greedy(8 + 7 * (number % 3)))
         engine.step()

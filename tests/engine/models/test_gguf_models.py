@@ -79,6 +79,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "stablelm-parallel": {},
     "cohere": {},
     "cohere2": {},
+    "lfm2": {"num_hidden_layers": 2},
 }
 MISTRAL3 = "mistral3"  # other names of Llama are tried as such
 SEEING = {"qwen2vl", "qwen3vl", "qwen3vlmoe"}  # are tried with their towers, in `test_gguf_projectors`
@@ -102,13 +103,13 @@ def check_tokens(folder: Path, twin: Path, **fields: Any) -> None:
         engine.core.close()
 
 
-@pytest.mark.parametrize("case", slow_but(DECODERS, "gemma3", "qwen3"))
+@pytest.mark.parametrize("case", slow_but(DECODERS, "gemma3", "lfm2", "qwen3"))
 def test_decoders(tmp_path: Path, case: str) -> None:
     check_tokens(*twins(tmp_path, case))
 
 
 def test_all_architectures_are_tried() -> None:
-    tried = [models.DECODERS[case][0] for case in DECODERS]
+    tried = [{**models.DECODERS, **models.STATE_SPACES}[case][0] for case in DECODERS]
     assert {ARCHITECTURES[kind] for kind in (*tried, *ENCODERS)} | {JINA, MISTRAL3, *SEEING} == set(CONFIGS)
 
 
@@ -128,6 +129,7 @@ LISTED = {
     "cohere": ["command-r", "cohere2"],
     "deepseek": ["deepseek2"],
     "gpt-oss": ["gpt-oss"],
+    "lfm2": ["lfm2"],
     "embedders": ["bert", "nomic-bert", "jina-bert-v2"],
 }
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from quire.config.options import ModelOptions, ParallelOptions
+from quire.engine.execution.step_graphs import StepGraphs
 from quire.engine.models.errors import UnsupportedModel
 from quire.kernels import native
 from tests.support.engine import Engine, greedy, load, random_prompt
@@ -125,6 +126,34 @@ def test_bits_in_low_precision_do_not_depend_on_the_batch(
     for index, request in enumerate(requests):
         outputs = zip(batch.results[f"r{index}"].outputs, single.generate(*request).outputs, strict=True)
         assert all(beside_others.logprobs == by_itself.logprobs for beside_others, by_itself in outputs)
+
+
+@pytest.mark.skipif(native.instructions() is None, reason="only calls of the compiled kernels can be captured")
+@pytest.mark.parametrize("case", ["lfm2", "granitemoehybrid-dense", "mamba", "mamba2"])
+def test_decode_steps_are_replayed(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And give the same tokens, of sequences that begin and end at different steps."""
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1} if case != "mamba2" else {}
+    folder = save_model(make_model(case, num_hidden_layers=2, **heads), tmp_path)
+
+    def tokens() -> tuple[list[list[int]], StepGraphs]:
+        engine = Engine(folder, model=ModelOptions(dtype="bfloat16"))
+        for number in range(4):
+            engine.add(str(number), random_prompt(number, 1 + 9 * number), greedy(8 + 7 * number))
+            engine.step()
+        engine.run()
+        return [engine.results[str(number)].tokens for number in range(4)], engine.runner.steps
+
+    replayed, steps = tokens()
+    assert steps.graphs
+    monkeypatch.setattr(StepGraphs, "logits", lambda self, *args: self._eager.logits(*args))
+    assert tokens()[0] == replayed
+
+
+def test_state_spaces_beside_attention_are_not_divided_among_ranks(folders: dict[str, Path]) -> None:
+    with pytest.raises(
+        UnsupportedModel, match=r"attention beside a recurrence cannot .* --tensor-parallel-size must be 1"
+    ):
+        Engine(folders["falcon_h1"], parallel=ParallelOptions(tensor_parallel_size=2))
 
 
 @pytest.mark.parametrize(

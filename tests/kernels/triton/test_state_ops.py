@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 
 from quire.kernels import causal_conv, gated_rms_norm, native, selective_scan, state_space_scan
-from quire.kernels.selective_scan import ChannelParameters
-from quire.kernels.state_space_scan import HeadParameters
+from quire.kernels.state_parameters import ChannelParameters, HeadParameters
 
 SLOTS, BOUNDS = [2, 0, 3], [0, 1, 8, 8]
 
@@ -48,8 +46,8 @@ def test_causal_conv(device: torch.device, dtype: torch.dtype, gated: bool) -> N
 def test_state_space_scan(device: torch.device, dtype: torch.dtype, gated: bool) -> None:
     x, dt = torch.randn(8, 4, 20, device=device).to(dtype), torch.randn(8, 4, device=device).to(dtype)
     b, c = (torch.randn(8, 2, 24, device=device).to(dtype) for _ in range(2))
-    of_heads: Any = [torch.randn(4, device=device) for _ in range(3)]
-    parameters = HeadParameters(*of_heads, 0.1, 2.0)
+    rate, bias, skip = (torch.randn(4, device=device) for _ in range(3))
+    parameters = HeadParameters(rate, bias, skip, 0.1, 2.0)
     gate = torch.randn_like(x) if gated else None
     state = torch.randn(4, 4, 24, 20, device=device)
     expected_state, slots, bounds = state.clone(), torch.tensor(SLOTS, device=device), torch.tensor(BOUNDS)

@@ -24,6 +24,7 @@ from quire.engine.models.specs.decoder import (
     TransducerSpec,
     TransformerSpec,
 )
+from quire.engine.models.specs.delta_net import GatedDeltaNet
 from quire.engine.models.specs.dual_encoder import DualEncoderSpec
 from quire.engine.models.specs.part import SpecPart
 from quire.engine.models.specs.rope import LongRope, Rope
@@ -145,6 +146,10 @@ def _problems(part: Any) -> Iterator[str]:
             yield f"the number of mel bins, {bands}, is not a multiple of {2**layers}"
         case GroupedQueryAttention(heads=heads, kv_heads=kv_heads) if heads % kv_heads:
             yield f"the number of heads, {heads}, is not a multiple of the {kv_heads} key and value heads"
+        case GatedDeltaNet(heads=heads, key_heads=key_heads) if heads % key_heads:
+            yield f"the number of value heads, {heads}, is not a multiple of the {key_heads} key heads"
+        case GatedDeltaNet(width=width) if width < 2:
+            yield f"the convolution has {width} taps, but must have at least 2"
         case GroupedQueryAttention(window=int(window)) if window < 1:
             yield f"the sliding window is {window}, but must be at least 1"
         case GroupedQueryAttention(temperature=QueryTemperature(), qk_norm=QKNorm.HEAD):

@@ -74,6 +74,7 @@ def _latent_decoder(config: Any, experts: MoE, *, interleaved: bool) -> DecoderS
         q_rank=config.q_lora_rank,
         kv_rank=config.kv_lora_rank,
         nope_dim=config.qk_nope_head_dim,
+        shared_dim=config.qk_rope_head_dim,
         value_dim=config.v_head_dim,
         scale=scale,
         rope=rope_of(config, config.qk_rope_head_dim, interleaved=interleaved),

@@ -40,7 +40,7 @@ def feed_forwards(config: Any, experts: MoE) -> list[FeedForward]:
     return [experts if is_sparse else mlp(config) for is_sparse in sparse]
 
 
-def _without_stacks(hidden: int, tensors: NamedTensors) -> Iterator[tuple[str, Tensor]]:
+def without_stacks(hidden: int, tensors: NamedTensors) -> Iterator[tuple[str, Tensor]]:
     """The projections of each expert, from Qwen3-VL's tensors of all of them, in which gates lie before ups.
 
     In checkpoints as published, inputs lie before outputs; in those that transformers has saved, outputs before inputs.
@@ -58,7 +58,7 @@ def _without_stacks(hidden: int, tensors: NamedTensors) -> Iterator[tuple[str, T
 
 
 def _vl_names(spec: DecoderSpec, _: Facts) -> WeightNames:
-    return replace(LLAMA, prepare=partial(_without_stacks, spec.hidden))
+    return replace(LLAMA, prepare=partial(without_stacks, spec.hidden))
 
 
 FAMILIES = (

@@ -1,4 +1,4 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: tokens of pictures have rotary positions of time, height and width."""
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: tokens of pictures have rotary positions of time, height and width."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ _READ = re.compile(r"(?:model\.)?(?P<name>visual\..*)")
 # Pairs of elements of time, height and width, if a config does not say.
 _SECTIONS = (16, 24, 24)
 _INTERLEAVED = (24, 20, 20)
+_INTERLEAVED_PART = (11, 11, 10)  # of heads of which a part is rotated
 
 
 def module_name(name: str) -> str | None:
@@ -40,8 +41,9 @@ def with_axes(spec: DecoderSpec, axes: tuple[int, ...]) -> DecoderSpec:
     """The language model with ropes of three positions; see `Rope.axes`."""
     layers = []
     for layer in spec.layers:
-        assert isinstance(layer.attn, GroupedQueryAttention)
-        assert layer.attn.rope is not None
+        if not isinstance(layer.attn, GroupedQueryAttention) or layer.attn.rope is None:
+            layers.append(layer)
+            continue
         pairs = len(layer.attn.rope.inv_freq)
         if len(axes) != pairs:
             raise UnsupportedModel(f"mrope_section has {len(axes)} pairs of elements, but a head has {pairs}")
@@ -58,6 +60,13 @@ def spec_with_sections(config: Any, text: DecoderSpec) -> DecoderSpec:
 def _interleaved_spec(config: Any, text: DecoderSpec) -> DecoderSpec:
     axes = interleaved_axes(config.text_config, head_dim(config.text_config) // 2, _INTERLEAVED)
     return with_axes(language_model(config, text), axes)
+
+
+def _partly_interleaved_spec(config: Any, text: DecoderSpec) -> DecoderSpec:
+    """The language model of Qwen3.5, which rotates a part of each head."""
+    ropes = [layer.attn.rope for layer in text.layers if layer.attn.rope is not None]
+    pairs = len(ropes[0].inv_freq) if ropes else 0
+    return with_axes(language_model(config, text), interleaved_axes(config.text_config, pairs, _INTERLEAVED_PART))
 
 
 def patches(model: Any, pixels: Tensor) -> tuple[Tensor, Tensor]:
@@ -190,9 +199,12 @@ def _video_with_times(folder: Path, config: Any, vocab: int) -> tuple[VideoProce
 _VIDEO = "<|video_pad|>"
 QWEN2_TOWER = grid_tower("qwen2vl", placeholder="<|image_pad|>", video=_continuous_video)
 _QWEN3 = grid_tower("qwen2vl", placeholder="<|image_pad|>", video=_video_with_times, levels=_levels)
+_QWEN3_5 = grid_tower("qwen2vl", placeholder="<|image_pad|>", video=_video_with_times)
 FAMILIES = (
     vision_language_model("qwen2_vl", QWEN2_TOWER, spec_with_sections),
     vision_language_model("qwen2_5_vl", QWEN2_TOWER, spec_with_sections),
     vision_language_model("qwen3_vl", _QWEN3, _interleaved_spec),
     vision_language_model("qwen3_vl_moe", _QWEN3, _interleaved_spec),
+    vision_language_model("qwen3_5", _QWEN3_5, _partly_interleaved_spec),
+    vision_language_model("qwen3_5_moe", _QWEN3_5, _partly_interleaved_spec),
 )

@@ -11,8 +11,10 @@ from quire.engine.models.layers.norm import LayerNorm, RMSNorm, make_norm
 from quire.engine.models.layers.parallel import row_parallel
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.specs.decoder import GroupedQueryAttention, QKNorm, StackSpec
+from quire.kernels.output_gate import gates_of, sigmoid_gate, without_gates
 from quire.kernels.paged_attention import AttentionParams
 from quire.kernels.projected_heads import ProjectedHeads, QKNormWeights
+from quire.kernels.take_rows import take_rows
 
 
 class GroupedAttentionLayer(nn.Module):
@@ -31,7 +33,7 @@ class GroupedAttentionLayer(nn.Module):
         self.index = index
         self.spec = spec
         queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-        self.qkv = Linear(model.hidden, queries, keys, keys, bias=spec.qkv_bias)
+        self.qkv = Linear(model.hidden, queries * (2 if spec.output_gate else 1), keys, keys, bias=spec.qkv_bias)
         self.out = row_parallel(queries, model.hidden, group, bias=spec.out_bias)
         self.q_norm, self.k_norm = (self._norm(size, model) for size in (queries, keys))
         self.sinks = nn.Parameter(torch.empty(spec.heads), requires_grad=False) if spec.sinks else None
@@ -42,7 +44,9 @@ class GroupedAttentionLayer(nn.Module):
     def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
         """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `StepAttention`."""
         spec = self.spec
-        qkv = self.qkv(x, lora=step.lora_rows(last_layer=False))
+        projected = qkv = self.qkv(x, lora=step.lora_rows(last_layer=False))
+        if spec.output_gate:
+            qkv = without_gates(projected, spec.heads, spec.head_dim)
         norms = None
         if self.q_norm is not None and self.k_norm is not None:
             if spec.qk_norm is QKNorm.ALL:
@@ -75,6 +79,10 @@ class GroupedAttentionLayer(nn.Module):
         attended = step.attend.projected(
             self.index, heads, params, last_layer=last_layer, last_token_only=last_token_only
         )
+        if spec.output_gate:
+            if last_token_only and step.logits_indices is not None:
+                projected = take_rows(projected, step.logits_indices)
+            attended = sigmoid_gate(attended, gates_of(projected, spec.heads, spec.head_dim))
         out: Tensor = self.out(attended.flatten(1), lora=step.lora_rows(last_layer=last_layer))
         return out
 

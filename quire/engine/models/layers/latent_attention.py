@@ -82,12 +82,12 @@ class LatentAttentionLayer(nn.Module):
         super().__init__()
         self.index = index
         self.spec = spec
-        queries = spec.heads * (spec.nope_dim + spec.rope.dim)
+        queries = spec.heads * (spec.nope_dim + spec.shared_dim)
         if spec.q_rank is not None:
             self.q_a = Linear(model.hidden, spec.q_rank, bias=spec.bias)
             self.q_a_norm = RMSNorm(spec.q_rank, _EPS)
         self.q_b = Linear(spec.q_rank or model.hidden, queries)
-        self.kv_a = Linear(model.hidden, spec.kv_rank + spec.rope.dim, bias=spec.bias)
+        self.kv_a = Linear(model.hidden, spec.kv_rank + spec.shared_dim, bias=spec.bias)
         self.kv_a_norm = RMSNorm(spec.kv_rank, _EPS)
         self.kv_b = UpProjections(spec)
         self.out = row_parallel(spec.heads * spec.value_dim, model.hidden, group, bias=spec.bias)
@@ -96,14 +96,16 @@ class LatentAttentionLayer(nn.Module):
     def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
         """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `StepAttention`."""
         spec = self.spec
-        rope = step.ropes[spec.rope]
         q = self.q_b(self.q_a_norm(self.q_a(x)) if spec.q_rank is not None else x)
-        q_nope, q_rope = q.unflatten(-1, (spec.heads, -1)).split([spec.nope_dim, spec.rope.dim], -1)
-        latent, k_rope = self.kv_a(x).split([spec.kv_rank, spec.rope.dim], -1)
-        q_rope, k_rope = (
-            apply_rope(part, rope.cos, rope.sin, interleaved=rope.interleaved) for part in (q_rope, k_rope[:, None])
-        )
-        query = q.new_empty((len(q), spec.heads, spec.kv_rank + spec.rope.dim))
+        q_nope, q_rope = q.unflatten(-1, (spec.heads, -1)).split([spec.nope_dim, spec.shared_dim], -1)
+        latent, k_rope = self.kv_a(x).split([spec.kv_rank, spec.shared_dim], -1)
+        k_rope = k_rope[:, None]
+        if spec.rope is not None:
+            rope = step.ropes[spec.rope]
+            q_rope, k_rope = (
+                apply_rope(part, rope.cos, rope.sin, interleaved=rope.interleaved) for part in (q_rope, k_rope)
+            )
+        query = q.new_empty((len(q), spec.heads, spec.kv_rank + spec.shared_dim))
         self.kv_b.absorb(q_nope, query[..., : spec.kv_rank])
         query[..., spec.kv_rank :] = q_rope
         key = torch.cat((self.kv_a_norm(latent)[:, None], k_rope), -1)

@@ -20,8 +20,9 @@ from quire.engine.models.specs.state_space import ChannelStateSpace, HeadStateSp
 from quire.kernels.causal_conv import causal_conv
 from quire.kernels.gated_rms_norm import gated_rms_norm
 from quire.kernels.rms_norm import rms_norm
-from quire.kernels.selective_scan import ChannelParameters, selective_scan
-from quire.kernels.state_space_scan import HeadParameters, state_space_scan
+from quire.kernels.selective_scan import selective_scan
+from quire.kernels.state_parameters import ChannelParameters, HeadParameters
+from quire.kernels.state_space_scan import state_space_scan
 from quire.kernels.take_rows import take_rows
 
 
@@ -126,7 +127,7 @@ class ChannelStateSpaceLayer(nn.Module):
         steps, write, read = self.selection(value).split((spec.rank, spec.state, spec.state), 1)
         y = selective_scan(
             value,
-            self.steps(self.step_norm(steps).contiguous()),
+            self.steps(self.step_norm(steps)),
             self.write_norm(write),
             self.read_norm(read),
             ChannelParameters(self.rate, self.step_bias, self.skip),

@@ -13,6 +13,7 @@ from quire.engine.models.distributed.group import RankGroup
 from quire.engine.models.layers.attention import GroupedAttentionLayer
 from quire.engine.models.layers.conformer import ConformerBlock
 from quire.engine.models.layers.cross_attention import CrossAttentionLayer
+from quire.engine.models.layers.delta_net import DeltaNetLayer
 from quire.engine.models.layers.disentangled_attention import DisentangledAttentionLayer
 from quire.engine.models.layers.latent_attention import LatentAttentionLayer
 from quire.engine.models.layers.linear import Linear
@@ -36,6 +37,7 @@ from quire.engine.models.specs.decoder import (
     SideBySide,
     StackSpec,
 )
+from quire.engine.models.specs.delta_net import GatedDeltaNet
 from quire.engine.models.specs.state_space import ChannelStateSpace, HeadStateSpace, ShortConvolution
 from quire.kernels.add_scaled import add_scaled, scaled
 from quire.kernels.take_rows import take_rows
@@ -186,6 +188,7 @@ _ATTENTION_LAYERS: dict[type[Attention], Callable[[int, Any, StackSpec, RankGrou
     GroupedQueryAttention: GroupedAttentionLayer,
     LatentAttention: LatentAttentionLayer,
     DisentangledAttention: DisentangledAttentionLayer,
+    GatedDeltaNet: DeltaNetLayer,
     ShortConvolution: ShortConvLayer,
     ChannelStateSpace: ChannelStateSpaceLayer,
     HeadStateSpace: HeadStateSpaceLayer,

@@ -101,6 +101,7 @@ class GroupedQueryAttention(Attention):
     alibi: tuple[float, ...] | None = None  # slope of each head: its scores lose slope * distance (Press et al. 2021)
     relative_bias: RelativeBias | ClippedBias | None = None
     temperature: QueryTemperature | None = None
+    output_gate: bool = False  # queries' projection makes gates as well; results are multiplied with their sigmoid
 
     @property
     def cache(self) -> FullCache | WindowCache:
@@ -171,18 +172,23 @@ class DisentangledAttention(Attention):
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttention(Attention):
-    """Multi-head latent attention (MLA): one cached vector of kv_rank + rope.dim elements for keys and values."""
+    """Multi-head latent attention (MLA): one cached vector of kv_rank + shared_dim elements for keys and values.
+
+    Attributes:
+        shared_dim: elements of keys that all heads have in common; all of them are rotated, if there is a rope.
+    """
 
     description: ClassVar = "latent attention (MLA)"
-    positive: ClassVar = ("heads", "kv_rank", "nope_dim", "value_dim", "scale")
+    positive: ClassVar = ("heads", "kv_rank", "nope_dim", "shared_dim", "value_dim", "scale")
 
     heads: int
     q_rank: int | None  # None: queries are projected in one step
     kv_rank: int
     nope_dim: int
+    shared_dim: int
     value_dim: int
     scale: float
-    rope: Rope
+    rope: Rope | None  # None: no position embedding
     bias: bool = False
 
     @property
@@ -192,7 +198,7 @@ class LatentAttention(Attention):
 
     @override
     def cache_shape(self, alignment: int = 1) -> CacheShape:
-        return CacheShape(1, self.kv_rank + self.rope.dim, self.kv_rank, values_in_keys=True, alignment=alignment)
+        return CacheShape(1, self.kv_rank + self.shared_dim, self.kv_rank, values_in_keys=True, alignment=alignment)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ LAYER = r"layers\.(?P<layer>\d+)\."
 KIND = r"\.(?P<kind>weight|bias)"
 _PARTS = {"q": 0, "k": 1, "v": 2, "query": 0, "key": 1, "value": 2} | {"gate": 0, "up": 1, "w1": 0, "w3": 1, "w2": None}
 _PARTS |= {"12": 0, "11": 1}  # Nomic's gate and up
+_PARTS |= {"b": 0, "a": 1}  # gates of the delta rule
 _INDICES = {"layer": re.compile(r"^layers\.(\d+)\."), "expert": re.compile(r"\.experts\.(\d+)\.")}
 _GROUP = re.compile(r"\((?:\?:|\?P<(\w+)>|)((?:[^()\\?]|\\.|(?<=\w)\?)*)\)(\??)")  # without groups in it
 _MOST_NAMES = 3  # of a tensor in an error

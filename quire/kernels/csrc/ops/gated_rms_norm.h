@@ -5,10 +5,10 @@
 
 struct GatedRmsNorm {
     static constexpr const char *NAME = "gated_rms_norm";
-    static constexpr const char *PARAMETERS[] = {"x", "gate", "weight", "out", "group", "eps", "gate_first"};
+    static constexpr const char *PARAMETERS[] = {"x", "gate", "weight", "out", "group", "eps", "gate_first", "sigmoid"};
     static constexpr int64_t MAX_GROUP = 32768;
     static GatedRmsNorm check(const Tensor &x, const Tensor &gate, const Tensor &weight, const Tensor &out, int64_t group,
-                              float eps, int64_t gate_first) {
+                              float eps, int64_t gate_first, int64_t sigmoid) {
         Size rows("rows"), dim("dim");
         x.is_floating().has_shape(rows, dim).is_dense(1);
         gate.has_dtype({x.dtype}).has_shape(rows, dim).is_dense(1);
@@ -17,7 +17,7 @@ struct GatedRmsNorm {
         require(group > 0 && group % LANES == 0 && group <= MAX_GROUP && dim % group == 0, "group",
                 "a multiple of 16 up to 32768 that divides the elements is expected");
         return {x.dtype, x.data(), gate.data(), weight.data(), out.data(), rows, dim, group, x.strides[0], gate.strides[0],
-                eps, gate_first != 0};
+                eps, gate_first != 0, sigmoid != 0};
     }
     void run() const;
     int64_t work() const { return 8 * rows * dim; }
@@ -28,7 +28,7 @@ struct GatedRmsNorm {
     void *out;
     int64_t rows, dim, group, x_stride, gate_stride;
     float eps;
-    bool gate_first;
+    bool gate_first, sigmoid;
 };
 REGISTER_OP(GatedRmsNorm);
 
@@ -56,7 +56,10 @@ void gated_rms_norm(const GatedRmsNorm &a) {
             Element rounded[LANES];
             T::store(rounded, Float32::load(values + i) * scale);
             Floats value = T::load(rounded) * T::load(weight + i);
-            if (!a.gate_first) value *= activated<Activation::SILU, Float32>(T::load(gate + i));
+            if (!a.gate_first) {
+                Floats logits = T::load(gate + i);
+                value *= a.sigmoid ? 1.0f / (1.0f + vector_exp(-logits)) : activated<Activation::SILU, Float32>(logits);
+            }
             T::store(out + i, value);
         }
     });

@@ -6,6 +6,7 @@ What a file leaves out, since llama.cpp has it in code, is said here: patterns o
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from quire.engine.models.checkpoint.gguf.facts import GgufFacts
@@ -216,6 +217,30 @@ def _qwen3moe(facts: GgufFacts) -> Config:
     config = _qwen_experts(facts, "qwen3_moe", "Qwen3Moe", moe_intermediate_size=moe_size, norm_topk_prob=True)
     config["intermediate_size"] = config["intermediate_size"] or config["moe_intermediate_size"]
     return config
+
+
+def _lfm2(facts: GgufFacts) -> Config:
+    """LFM2, dense. Layers without heads of keys are convolutions."""
+    key = ".attention.head_count_kv"
+    heads, layers = facts.sequence(key), num_layers(facts)
+    if len(heads) != layers or not all(type(count) is int and count >= 0 for count in heads):
+        raise BrokenFolder(f"{facts.file}: {facts.architecture}{key} must have a number for each of {layers} layers")
+    counts = {count for count in heads if count}
+    if len(counts) > 1:
+        raise UnsupportedModel(
+            f"{facts.file}: {facts.architecture}{key} has different numbers of heads, which is not supported"
+        )
+    uniform = replace(facts, metadata={**facts.metadata, facts.architecture + key: max(counts, default=1)})
+    return _decoder(
+        uniform,
+        "lfm2",
+        "Lfm2",
+        norm_eps=facts.number(".attention.layer_norm_rms_epsilon"),
+        conv_L_cache=facts.integer(".shortconv.l_cache"),
+        conv_bias=any(name.endswith(".shortconv.conv.bias") for name in facts.shapes),
+        layer_types=[_FULL if count else "conv" for count in heads],
+        block_auto_adjust_ff_dim=False,  # files have the size that this makes
+    )
 
 
 def _gemma(facts: GgufFacts) -> Config:
@@ -581,6 +606,7 @@ CONFIGS: dict[str, Callable[[GgufFacts], Config]] = {
     "granite": _granite,
     "granitemoe": _granitemoe,
     "jina-bert-v2": _jina_bert,
+    "lfm2": _lfm2,
     "llama": _llama,
     "mistral3": _mistral3,
     "nomic-bert": _nomic_bert,

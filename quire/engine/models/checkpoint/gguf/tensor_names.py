@@ -20,7 +20,9 @@ from quire.engine.models.checkpoint.gguf.facts import GgufFacts
 from quire.engine.models.checkpoint.gguf.rope import ROPE_TENSORS
 
 Make = Callable[[Sequence[Tensor]], Tensor]
-_TENSOR = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>\w+?)(?:\.(?P<expert>\d+))?\.(?P<kind>weight|bias)")
+_TENSOR = re.compile(
+    r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>(?:shortconv\.)?\w+?)(?:\.(?P<expert>\d+))?\.(?P<kind>weight|bias)"
+)
 _SCALE = re.compile(r"(?P<module>blk\.\d+\.\w+)\.(?:input_)?scale")  # of weights and of inputs, as NVFP4 has them
 _HEAD = re.compile(r"(?P<module>cls|cls\.output)\.(?P<kind>weight|bias)")
 _ROBERTA_HEAD = {"cls": "classifier.dense", "cls.output": "classifier.out_proj"}
@@ -146,6 +148,16 @@ _PHI3 = {**_LLAMA, "ffn_up": "mlp.gate_up_proj"}
 _PHI2 = {**_LLAMA, "attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
 _GPT_OSS = {**_ATTENTION, **_EXPERTS, "ffn_gate_inp": "mlp.router", "post_attention_norm": "post_attention_layernorm"}
 _STARCODER2 = {**_LLAMA, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
+_LFM2 = {
+    **_ATTENTION,
+    "attn_norm": "operator_norm",
+    "attn_output": "self_attn.out_proj",
+    **{f"attn_{side}_norm": f"self_attn.{side}_layernorm" for side in ("q", "k")},
+    **{name: f"feed_forward.w{index}" for name, index in zip(_MLP, (1, 3, 2), strict=True)},
+    "ffn_norm": "ffn_norm",
+    **{f"shortconv.{part}": f"conv.{part}" for part in ("conv", "in_proj", "out_proj")},
+}
+_LFM2_MODULES = {**_DECODER, **dict.fromkeys(("token_embd_norm", "output_norm"), "model.embedding_norm")}
 _FALCON_MODULES = {
     "token_embd": "transformer.word_embeddings",
     "output_norm": "transformer.ln_f",
@@ -164,6 +176,7 @@ _RULES = {
     "granite": _Rules(_LLAMA, pairs=True),
     "granitemoe": _Rules({**_LLAMA, **_GRANITE_MOE}, pairs=True),
     "jina-bert-v2": _Rules(_JINA, _BERT_MODULES, "encoder.layer."),
+    "lfm2": _Rules(_LFM2, _LFM2_MODULES),
     "llama": _Rules({**_LLAMA, **_MIXTRAL}, pairs=True),
     "mistral3": _Rules(_LLAMA, pairs=True),
     "nomic-bert": _Rules(_NOMIC, {**_BERT_MODULES, "token_embd_norm": "emb_ln"}, "encoder.layers."),
