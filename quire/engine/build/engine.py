@@ -231,7 +231,9 @@ def _build_core(
         else:
             built = _build_decoder(loaded, loaded.model, config, device, channel, ranks, source)
     if options.kv_events.publishes and built.kv_events is None:
-        logger.warning("--kv-events-config has no effect: there is no prefix cache, of which it publishes the events")
+        logger.warning(
+            "--kv-events-config has no effect: there is no prefix cache whose blocks alone can be used again"
+        )
     if options.kv_transfer is not None and built.kv_transfer is None:
         built.core.close()
         raise UnsupportedModel("--kv-transfer-config is not supported: the model does not answer completions or chats")
