@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -52,14 +52,14 @@ class _Borders:
     """Where the states of a request are saved, if it begins as it was looked at.
 
     Attributes:
-        coming: hashes of the blocks behind which they will be, once it is in the batch.
+        coming: hashes of the blocks before those positions behind which they will be, while it is in the batch.
     """
 
     root: BlockHash
     length: int
     computed: int
     positions: list[int]
-    coming: list[BlockHash] = field(default_factory=list)
+    coming: dict[int, BlockHash] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -140,8 +140,8 @@ class StateSnapshots:
         self._seen.add(hashes)
         self._last.pop(request.id, None)
         if (borders := self._borders.get(request.id)) is not None and request.is_shared:
-            borders.coming = [hashes[position // self._size - 1] for position in borders.positions]
-            self._coming.update(borders.coming)
+            borders.coming = {position: hashes[position // self._size - 1] for position in borders.positions}
+            self._coming.update(borders.coming.values())
         if not blocks:
             return None
         self._counts.hits += is_first
@@ -177,8 +177,6 @@ class StateSnapshots:
             return None
         borders, blocks = self._borders.get(request.id), end // self._size
         is_border = borders is not None and end in borders.positions
-        if is_border:
-            self._has_come(request, request.block_hashes(self._size, self._hasher)[blocks - 1])
         is_answer = end > request.prompt_len and blocks % self._store.answer_blocks == 0
         if not is_border and not is_answer:
             return None
@@ -186,25 +184,30 @@ class StateSnapshots:
             key = request.block_hashes(self._size, self._hasher)[blocks - 1]
             if key in self._index:
                 self._index.keep(key)
+                self._has_come(request, end)
                 return None
         replaces = is_answer and not is_growing(end, self._size)
         if is_answer and (last := self._last.pop(request.id, None)) is not None:
             self._index.replace(last, request.id)
         place = self._index.take_place()
         self._note_evicted()
-        if place is not None:
+        if place is None:
+            self._has_come(request, end)
+        else:
             self._planned.append(PlannedSnapshot(request, request.root_hash, blocks, place, replaces))
         return place
 
-    def _has_come(self, request: Request, key: BlockHash | None = None) -> None:
-        """Note that a request will not save states behind a block any more; None: behind none."""
+    def _has_come(self, request: Request, position: int) -> None:
+        """Note that a request has saved its states behind a position, or will not."""
         if (borders := self._borders.get(request.id)) is not None:
-            gone = [name for name in borders.coming if key is None or name == key]
-            borders.coming = [name for name in borders.coming if name not in gone]
-            self._coming.subtract(gone)
-            for name in gone:
-                if not self._coming[name]:
-                    del self._coming[name]
+            self._forget_coming(borders, [position])
+
+    def _forget_coming(self, borders: _Borders, positions: Iterable[int]) -> None:
+        for position in positions:
+            if (key := borders.coming.pop(position, None)) is not None:
+                self._coming[key] -= 1
+                if not self._coming[key]:
+                    del self._coming[key]
 
     def _note_evicted(self) -> None:
         if self._index.evicted:
@@ -223,6 +226,7 @@ class StateSnapshots:
         for snapshot in planned:
             self._in_flight.remove(snapshot)
             request, size = snapshot.request, self._size
+            self._has_come(request, snapshot.blocks * size)
             is_known = snapshot.root == request.root_hash and len(request.tokens) >= snapshot.blocks * size
             if request.id in failed or not is_known:
                 self._index.give_back(snapshot.place)
@@ -241,8 +245,8 @@ class StateSnapshots:
 
     def leave(self, request: Request) -> None:
         """Note that a request leaves the batch: the last snapshot of its answer stays."""
-        self._has_come(request)
-        self._borders.pop(request.id, None)
+        if (borders := self._borders.pop(request.id, None)) is not None:
+            self._forget_coming(borders, [*borders.coming])
         self._last.pop(request.id, None)
 
     def clear(self) -> None:
@@ -268,7 +272,7 @@ class StateSnapshots:
         """Assert that no place is lost. `running`: ids of the requests in the batch."""
         self._index.check([snapshot.place for snapshot in (*self._planned, *self._in_flight)])
         assert self._last.keys() <= set(running), "a request that has ended replaces snapshots"
-        coming = Counter(key for borders in self._borders.values() for key in borders.coming)
+        coming = Counter(key for borders in self._borders.values() for key in borders.coming.values())
         assert coming == self._coming, "snapshots are waited for that do not come"
         assert all(not borders.coming or name in running for name, borders in self._borders.items())
 
