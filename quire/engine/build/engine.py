@@ -432,6 +432,10 @@ def _build_decoder(
     state_bytes = max(plan.slot_bytes, 0 if ranks is None else ranks.slot_bytes)
     snapshots = snapshot_store(options, saved_bytes, state_bytes, is_host=is_host)
     num_snapshots = 0 if snapshots is None else snapshots.places
+    if snapshots is not None:
+        logger.info(
+            "the prefix cache saves up to %d states of sequences, %d KiB each", num_snapshots, state_bytes >> 10
+        )
     if plan.groups.has_states and options.enable_prefix_caching and snapshots is None and streaming is None:
         logger.warning(
             "the prefix cache is not read: --state-snapshot-memory has no room for the %d bytes of a sequence's states",

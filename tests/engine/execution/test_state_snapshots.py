@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from quire.config.options import ParallelOptions
+from quire.config.options import ModelOptions, ParallelOptions
 from quire.engine.client.protocol import ResetCaches, RunCommand, Wake
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 from tests.support.recurrent import KINDS, recurrent_engine, tokens_of
 from tests.support.sleep import ALL, AWAKE, answer, sleep
-from tests.support.variants import covering
+from tests.support.variants import covering, slow_but
 
 BLOCK = 4
 PROMPT = random_prompt(9, 50)
@@ -64,6 +64,30 @@ def test_tokens_are_those_without_a_prefix_cache(folder: Path, kind: str, schedu
     engine = recurrent_engine(folder, kind, **schedule)
     assert turns(engine) == expected(folder, kind)
     assert any(output.cached_tokens for result in engine.results.values() for output in result.outputs)
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "lfm2": {},
+    "falcon_h1": {},
+    "granitemoehybrid": {},
+    "qwen3_next": {"layer_types": ["linear_attention", "full_attention"]},
+    "kimi_linear": {"layer_types": ["linear_attention", "full_attention"]},
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "device"),
+    slow_but(
+        [(case, device) for case in FAMILIES for device in ("cpu", "reference")],
+        *(("falcon_h1", "cpu"), ("qwen3_next", "cpu")),
+    ),
+)
+def test_families_have_the_same_tokens_with_a_prefix_cache(tmp_path: Path, case: str, device: Any) -> None:
+    folder = save_model(make_model(case, num_hidden_layers=2, **FAMILIES[case]), tmp_path)
+    options = ModelOptions(device=device)
+    engine = Engine(folder, model=options, block_size=BLOCK)
+    assert turns(engine) == turns(Engine(folder, model=options, enable_prefix_caching=False))
+    assert sum(result.outputs[0].cached_tokens for result in engine.results.values()) > 200
 
 
 def test_all_ranks_save_states(folder: Path) -> None:
