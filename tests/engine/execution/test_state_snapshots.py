@@ -90,9 +90,10 @@ def test_families_have_the_same_tokens_with_a_prefix_cache(tmp_path: Path, case:
     assert sum(result.outputs[0].cached_tokens for result in engine.results.values()) > 200
 
 
-def test_all_ranks_save_states(folder: Path) -> None:
-    kind, parallel = "states and attention", ParallelOptions(tensor_parallel_size=2)
-    engine = recurrent_engine(folder, kind, parallel=parallel, block_size=BLOCK)
+@pytest.mark.parametrize("flag", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_all_ranks_save_states(folder: Path, flag: str) -> None:
+    parallel = ParallelOptions(**{flag: 2})
+    engine = recurrent_engine(folder, "states and attention", parallel=parallel, block_size=BLOCK)
     try:
         results = [engine.generate(PROMPT, greedy(12)) for _ in range(2)]
     finally:
