@@ -24,7 +24,8 @@ from quire.engine.models.sharding.weight_shards import WeightShards
 from quire.engine.models.specs.cache import StateArray, StateCache
 from quire.engine.models.specs.decoder import DecoderSpec, GroupedQueryAttention, Recurrence, StackSpec
 from quire.kernels.causal_conv import causal_conv
-from quire.kernels.state_space_scan import HeadParameters, state_space_scan
+from quire.kernels.state_parameters import HeadParameters
+from quire.kernels.state_space_scan import state_space_scan
 from tests.support.engine import Engine
 
 
