@@ -69,6 +69,22 @@ def test_decode_steps_with_states_are_replayed(tmp_path: Path, monkeypatch: pyte
     assert tokens_with_states(folder)[0] == replayed == drafted
 
 
+@pytest.mark.parametrize("case", ["granitemoehybrid", "falcon_h1", "qwen3_next"])
+def test_a_graph_captured_with_one_sequence_serves_several(tmp_path: Path, case: str) -> None:
+    """Where tensors of one row lie in memory says nothing about rows behind it."""
+    layers = {"num_hidden_layers": 2}
+    if case == "qwen3_next":
+        layers["layer_types"] = ["linear_attention", "full_attention"]
+    folder = save_model(make_model(case, **layers).bfloat16(), tmp_path)
+    engine = Engine(folder, model=ModelOptions(dtype="bfloat16"), enable_prefix_caching=False)
+    prompts = [random_prompt(number, 5 + 3 * number) for number in range(4)]
+    alone = [engine.generate(prompt, greedy(12)).tokens for prompt in prompts]
+    for number, prompt in enumerate(prompts):
+        engine.add(str(number), prompt, greedy(12))
+    engine.run()
+    assert [engine.results[str(number)].tokens for number in range(4)] == alone
+
+
 def test_layers_that_run_in_torch_are_not_captured(tmp_path: Path) -> None:
     """Expert routing differs from step to step, so such steps cannot be captured."""
     folder = save_model(make_model("qwen3_moe", head_dim=32).bfloat16(), tmp_path)
