@@ -59,20 +59,26 @@ def convolution(sequences: int, tokens: int) -> tuple[Call, int, int]:
 def heads(sequences: int, tokens: int) -> tuple[Call, int, int]:
     """Return the same of a state space of heads."""
     rows = sequences * tokens
-    inputs = random(rows, HEADS, HEAD_DIM), random(rows, HEADS), *(random(rows, 1, HEAD_STATE) for _ in range(2))
+    x, dt = random(rows, HEADS, HEAD_DIM), random(rows, HEADS)
+    write, read = random(rows, 1, HEAD_STATE), random(rows, 1, HEAD_STATE)
     state = torch.zeros(sequences, HEADS, HEAD_STATE, HEAD_DIM)
-    parameters = HeadParameters(*(torch.rand(HEADS) for _ in range(3)))
-    call = partial(state_space_scan, *inputs, parameters, state, *steps_of(sequences, tokens))
+    parameters = HeadParameters(torch.rand(HEADS), torch.rand(HEADS), torch.rand(HEADS))
+    call = partial(state_space_scan, x, dt, write, read, parameters, state, *steps_of(sequences, tokens))
     return call, state.nbytes, 5 * rows * HEADS * HEAD_DIM * HEAD_STATE
 
 
 def channels(sequences: int, tokens: int) -> tuple[Call, int, int]:
     """Return the same of a state space of channels."""
     rows = sequences * tokens
-    inputs = *(random(rows, CHANNELS) for _ in range(2)), *(random(rows, CHANNEL_STATE) for _ in range(2))
+    x, dt, write, read = (
+        random(rows, CHANNELS),
+        random(rows, CHANNELS),
+        random(rows, CHANNEL_STATE),
+        random(rows, CHANNEL_STATE),
+    )
     state = torch.zeros(sequences, CHANNEL_STATE, CHANNELS)
-    parameters = ChannelParameters(torch.rand(CHANNEL_STATE, CHANNELS), *(torch.rand(CHANNELS) for _ in range(2)))
-    call = partial(selective_scan, *inputs, parameters, state, *steps_of(sequences, tokens))
+    parameters = ChannelParameters(torch.rand(CHANNEL_STATE, CHANNELS), torch.rand(CHANNELS), torch.rand(CHANNELS))
+    call = partial(selective_scan, x, dt, write, read, parameters, state, *steps_of(sequences, tokens))
     return call, state.nbytes, (5 + EXPONENTIAL) * rows * CHANNELS * CHANNEL_STATE
 
 

@@ -62,22 +62,20 @@ def gated_delta_rule(
 def reference(
     q: Tensor, k: Tensor, v: Tensor, gates: DeltaGates, state: Tensor, slots: Tensor, cu_seqlens: Tensor
 ) -> Tensor:
-    """`gated_delta_rule` in torch."""
-    count = v.shape[1] // k.shape[1]
-    query, key = (_normalized(part.float()).repeat_interleave(count, 1) for part in (q, k))
-    query *= k.shape[2] ** -0.5
-    value, beta = v.float(), gates.most_beta * gates.beta.float().sigmoid()
-    steps = F.softplus(gates.decay.float() + gates.bias, threshold=30.0)
-    decay = (-gates.log_rate.exp()[:, None] * steps).exp()
+    """`gated_delta_rule` in torch. Vectorized functions of more tokens at once would give them other bits."""
+    count, scale, rate = v.shape[1] // k.shape[1], k.shape[2] ** -0.5, -gates.log_rate.exp()[:, None]
     out = torch.empty(v.shape, dtype=torch.float32, device=v.device)
     bounds = cu_seqlens.tolist()
     for slot, begin, end in zip(slots.tolist(), bounds, bounds[1:], strict=False):
         for token in range(begin, end):
-            state[slot] *= decay[token, :, :, None]
-            known = (state[slot] * key[token, :, :, None]).sum(1)
-            change = (value[token] - known) * beta[token, :, None]
-            state[slot] += key[token, :, :, None] * change[:, None]
-            out[token] = (state[slot] * query[token, :, :, None]).sum(1)
+            query, key = (_normalized(part[token].float()).repeat_interleave(count, 0)[:, :, None] for part in (q, k))
+            steps = F.softplus(gates.decay[token].float() + gates.bias, threshold=30.0)
+            state[slot] *= (rate * steps).exp()[:, :, None]
+            known = (state[slot] * key).sum(1)
+            beta = gates.most_beta * gates.beta[token].float().sigmoid()
+            change = (v[token].float() - known) * beta[:, None]
+            state[slot] += key * change[:, None]
+            out[token] = (state[slot] * (query * scale)).sum(1)
     return out.to(v.dtype)
 
 

@@ -20,6 +20,8 @@ _QUIRE_ONLY = frozenset(
         "kv_offload_used_bytes",
         "kv_offload_unwritten_blocks",
         "kv_transfer_held_blocks",
+        *("prefix_cache_lost_tokens", "state_snapshot_bytes", "state_snapshot_hits"),
+        *("state_snapshots_saved", "state_snapshots_evicted"),
         *("kv_cache_blocks_used", "step_duration_seconds", "engine_restarts", "audio_seconds"),
         *(
             "encoder_cache_queries",

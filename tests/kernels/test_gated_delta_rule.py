@@ -20,14 +20,14 @@ def bounds(lengths: tuple[int, ...]) -> Tensor:
 
 def inputs(
     tokens: int, key_heads: int, heads: int, key_dim: int, value_dim: int, channels: int, dtype: torch.dtype
-) -> tuple[list[Tensor], DeltaGates]:
+) -> tuple[tuple[Tensor, Tensor, Tensor], DeltaGates]:
     """Queries, keys and values of a projection, and gates."""
     parts = [key_heads * key_dim, key_heads * key_dim, heads * value_dim, heads, heads * channels]
     projected = torch.randn(tokens, sum(parts)).to(dtype).split(parts, 1)
     counts = (key_heads, key_heads, heads)
     q, k, v = (part.unflatten(1, (count, -1)) for part, count in zip(projected[:3], counts, strict=True))
     rates, bias = torch.randn(heads), torch.randn(heads, channels)
-    return [q, k, v], DeltaGates(projected[4].unflatten(1, (heads, channels)), projected[3], rates, bias, 2.0)
+    return (q, k, v), DeltaGates(projected[4].unflatten(1, (heads, channels)), projected[3], rates, bias, 2.0)
 
 
 @DTYPES

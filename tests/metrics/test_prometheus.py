@@ -253,6 +253,22 @@ def test_the_residency_of_blocks_is_measured_if_asked_for(kv_cache_metrics: bool
     assert sums == ([10.0, 4.5, 0.2] if kv_cache_metrics else [None, None, None])
 
 
+def test_saved_states_and_lost_tokens_are_counted() -> None:
+    metrics = Metrics(max_model_len=1, vllm_names=True)
+    model = ModelMetrics(metrics, "fake", 0)
+    model.on_step(StepStats(lost_tokens={"evicted": 32}, snapshots_saved=2, snapshot_hits=1, snapshot_bytes=4096))
+    model.on_step(StepStats(lost_tokens={"evicted": 16}, snapshots_evicted=3, snapshot_bytes=8192))
+    samples, labels = values(metrics.collect()), 'engine="0",model_name="fake"'
+    lost = {
+        reason: samples[f'quire:prefix_cache_lost_tokens_total{{{labels},reason="{reason}"}}']
+        for reason in ("evicted", "no_snapshot", "template_changed")
+    }
+    assert lost == {"evicted": 48, "no_snapshot": 0, "template_changed": 0}
+    names = ("state_snapshots_saved_total", "state_snapshot_hits_total", "state_snapshots_evicted_total")
+    assert [samples[f"quire:{name}{{{labels}}}"] for name in names] == [2, 1, 3]
+    assert samples[f"quire:state_snapshot_bytes{{{labels}}}"] == 8192
+
+
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>{"name": "weather", "arguments": {}}</tool_call>'
 

@@ -231,7 +231,9 @@ def _build_core(
         else:
             built = _build_decoder(loaded, loaded.model, config, device, channel, ranks, source)
     if options.kv_events.publishes and built.kv_events is None:
-        logger.warning("--kv-events-config has no effect: there is no prefix cache, of which it publishes the events")
+        logger.warning(
+            "--kv-events-config has no effect: there is no prefix cache whose blocks alone can be used again"
+        )
     if options.kv_transfer is not None and built.kv_transfer is None:
         built.core.close()
         raise UnsupportedModel("--kv-transfer-config is not supported: the model does not answer completions or chats")
@@ -430,6 +432,10 @@ def _build_decoder(
     state_bytes = max(plan.slot_bytes, 0 if ranks is None else ranks.slot_bytes)
     snapshots = snapshot_store(options, saved_bytes, state_bytes, is_host=is_host)
     num_snapshots = 0 if snapshots is None else snapshots.places
+    if snapshots is not None:
+        logger.info(
+            "the prefix cache saves up to %d states of sequences, %d KiB each", num_snapshots, state_bytes >> 10
+        )
     if plan.groups.has_states and options.enable_prefix_caching and snapshots is None and streaming is None:
         logger.warning(
             "the prefix cache is not read: --state-snapshot-memory has no room for the %d bytes of a sequence's states",

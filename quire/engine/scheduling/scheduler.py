@@ -521,6 +521,8 @@ class Scheduler:
                 request.choose_rope(self.limits.rope_switch, self._hasher)
             prefix = self._tables.match(request)
             computed = prefix.count * self.pool.block_size
+            if self._snapshots is not None and not is_alone and self._snapshots.is_coming(request, computed):
+                return  # it would compute again what a sequence in the batch computes
             left = len(request.tokens) - request.held_back - computed
             if self.loads is not None and not request.held_back:
                 beginning = self.loads.begin(request, prefix)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from quire.engine.scheduling.request import BlockHash, Hasher
 
 logger = logging.getLogger(__name__)
-_MOST_BLOCKS = 1 << 16  # whose hashes are kept: about 10 MB
+_MOST_BLOCKS = 1 << 16  # whose hashes are kept: about 15 MB
 _MOST_CHATS = 1024
-_MOST_MESSAGES = 512  # of a chat that are compared
+_MOST_MESSAGES = 128  # of a chat that are compared
 _LOG_EVERY = 60.0  # seconds
 
 

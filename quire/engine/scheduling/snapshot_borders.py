@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -11,7 +11,9 @@ from quire.engine.client.protocol import TokenArray
 
 # Tokens between two snapshots at least. Each costs a step, which takes about as long as so many tokens.
 _LEAST = 32
-_BETWEEN_MESSAGES = 256  # the same for the ends of messages in the middle of a prompt
+_BEHIND_FIRST = 128  # the same for the end of the first message
+_BETWEEN_MESSAGES = 256  # for those in the middle of a prompt
+_FIRST_GROWING = 512  # position of the first of those at growing distances
 
 
 def message_ends(tokens: TokenArray, end_tokens: Sequence[int]) -> list[int]:
@@ -26,14 +28,11 @@ def message_ends(tokens: TokenArray, end_tokens: Sequence[int]) -> list[int]:
     return [int(position) + 1 for position in is_end.nonzero()[0]]
 
 
-def least_distance(block_size: int) -> int:
-    """Return the tokens that are between two snapshots at least."""
-    return -(-_LEAST // block_size) * block_size
-
-
-def grows_to(blocks: int) -> bool:
-    """Return whether a number of blocks is one of those at growing distances."""
-    return blocks & (blocks - 1) == 0
+def is_growing(position: int, block_size: int) -> bool:
+    """Return whether a position is one of those at growing distances."""
+    first = -(-_FIRST_GROWING // block_size) * block_size
+    multiple = position // first
+    return multiple > 0 and position % first == 0 and multiple & (multiple - 1) == 0
 
 
 def choose_borders(
@@ -49,7 +48,7 @@ def choose_borders(
         parted: positions at which it differs from prompts before it, best first.
     """
     last = (length - 1) // block_size * block_size  # a token has to be left to compute
-    least = least_distance(block_size)
+    least = max(_LEAST, block_size)
     borders: list[int] = [computed]
 
     def add(position: int, distance: int) -> None:
@@ -65,16 +64,11 @@ def choose_borders(
         add(ends[-1], least)  # before what the template writes in front of the answer, which may not stay
     add(last, least)
     if ends:
-        add(ends[0], least)
-    for position in _growing(block_size, last):
-        add(position, least)
+        add(ends[0], max(least, _BEHIND_FIRST))
+    position = -(-_FIRST_GROWING // block_size) * block_size
+    while position <= last:
+        add(position, max(least, _BETWEEN_MESSAGES))
+        position *= 2
     for position in reversed(ends):
         add(position, _BETWEEN_MESSAGES)
     return borders[1:]
-
-
-def _growing(block_size: int, last: int) -> Iterator[int]:
-    position = block_size
-    while position <= last:
-        yield position
-        position *= 2

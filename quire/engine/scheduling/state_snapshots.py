@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +12,7 @@ from quire.engine.client.protocol import LostReason, StepStats
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.scheduling.request import BlockHash, Hasher, Request
 from quire.engine.scheduling.seen_prefixes import Chats, SeenPrefixes
-from quire.engine.scheduling.snapshot_borders import choose_borders, grows_to, least_distance, message_ends
+from quire.engine.scheduling.snapshot_borders import choose_borders, is_growing, message_ends
 from quire.engine.scheduling.snapshot_index import SnapshotIndex
 
 
@@ -48,12 +49,17 @@ class PlannedSnapshot:
 
 @dataclass(slots=True)
 class _Borders:
-    """Where the states of a request are saved, if it begins as it was looked at."""
+    """Where the states of a request are saved, if it begins as it was looked at.
+
+    Attributes:
+        coming: hashes of the blocks before those positions behind which they will be, while it is in the batch.
+    """
 
     root: BlockHash
     length: int
     computed: int
     positions: list[int]
+    coming: dict[int, BlockHash] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -83,6 +89,7 @@ class StateSnapshots:
         self._planned: list[PlannedSnapshot] = []  # by the step that is being planned
         self._in_flight: list[PlannedSnapshot] = []
         self._borders: dict[str, _Borders] = {}  # of requests in the batch, and of the first that waits
+        self._coming: Counter[BlockHash] = Counter()  # snapshots that requests in the batch will take of their prompts
         self._last: dict[str, BlockHash] = {}  # the snapshot of each answer that is being generated
         self._counts = _Counts()
 
@@ -107,6 +114,17 @@ class StateSnapshots:
             positions = choose_borders(length, computed, self._size, ends, (parted,) if parted > computed else ())
         self._borders[request.id] = _Borders(request.root_hash, length, computed, positions)
 
+    def is_coming(self, request: Request, computed: int) -> bool:
+        """Return whether a request in the batch will soon save states with which a waiting one could begin.
+
+        `computed`: tokens behind which the waiting one can begin now.
+        """
+        if not self._coming:
+            return False
+        longest = request.max_cached_tokens // self._size
+        hashes = request.block_hashes(self._size, self._hasher)[computed // self._size : longest]
+        return any(key in self._coming for key in hashes)
+
     def enter(self, request: Request, blocks: int, *, is_first: bool, was_cached: int) -> int | None:
         """Return the place of the states that a request begins with; None: it begins with its first token.
 
@@ -121,6 +139,9 @@ class StateSnapshots:
             self._count_lost(request, hashes, blocks, was_cached)
         self._seen.add(hashes)
         self._last.pop(request.id, None)
+        if (borders := self._borders.get(request.id)) is not None and request.is_shared:
+            borders.coming = {position: hashes[position // self._size - 1] for position in borders.positions}
+            self._coming.update(borders.coming.values())
         if not blocks:
             return None
         self._counts.hits += is_first
@@ -163,15 +184,30 @@ class StateSnapshots:
             key = request.block_hashes(self._size, self._hasher)[blocks - 1]
             if key in self._index:
                 self._index.keep(key)
+                self._has_come(request, end)
                 return None
-        replaces = is_answer and not (grows_to(blocks) and end >= least_distance(self._size))
+        replaces = is_answer and not is_growing(end, self._size)
         if is_answer and (last := self._last.pop(request.id, None)) is not None:
             self._index.replace(last, request.id)
         place = self._index.take_place()
         self._note_evicted()
-        if place is not None:
+        if place is None:
+            self._has_come(request, end)
+        else:
             self._planned.append(PlannedSnapshot(request, request.root_hash, blocks, place, replaces))
         return place
+
+    def _has_come(self, request: Request, position: int) -> None:
+        """Note that a request has saved its states behind a position, or will not."""
+        if (borders := self._borders.get(request.id)) is not None:
+            self._forget_coming(borders, [position])
+
+    def _forget_coming(self, borders: _Borders, positions: Iterable[int]) -> None:
+        for position in positions:
+            if (key := borders.coming.pop(position, None)) is not None:
+                self._coming[key] -= 1
+                if not self._coming[key]:
+                    del self._coming[key]
 
     def _note_evicted(self) -> None:
         if self._index.evicted:
@@ -190,6 +226,7 @@ class StateSnapshots:
         for snapshot in planned:
             self._in_flight.remove(snapshot)
             request, size = snapshot.request, self._size
+            self._has_come(request, snapshot.blocks * size)
             is_known = snapshot.root == request.root_hash and len(request.tokens) >= snapshot.blocks * size
             if request.id in failed or not is_known:
                 self._index.give_back(snapshot.place)
@@ -208,7 +245,8 @@ class StateSnapshots:
 
     def leave(self, request: Request) -> None:
         """Note that a request leaves the batch: the last snapshot of its answer stays."""
-        self._borders.pop(request.id, None)
+        if (borders := self._borders.pop(request.id, None)) is not None:
+            self._forget_coming(borders, [*borders.coming])
         self._last.pop(request.id, None)
 
     def clear(self) -> None:
@@ -216,6 +254,7 @@ class StateSnapshots:
         self._index.clear()
         self._seen.clear()
         self._last.clear()
+        self._coming.clear()
         self._borders.clear()
 
     @property
@@ -233,6 +272,9 @@ class StateSnapshots:
         """Assert that no place is lost. `running`: ids of the requests in the batch."""
         self._index.check([snapshot.place for snapshot in (*self._planned, *self._in_flight)])
         assert self._last.keys() <= set(running), "a request that has ended replaces snapshots"
+        coming = Counter(key for borders in self._borders.values() for key in borders.coming.values())
+        assert coming == self._coming, "snapshots are waited for that do not come"
+        assert all(not borders.coming or name in running for name, borders in self._borders.items())
 
 
 def _message_ends(request: Request, length: int) -> list[int]:

@@ -26,8 +26,7 @@ FolderOf = Callable[[str], Path]
 @cache
 def model_of(case: str) -> Any:
     """Two layers: one with the delta rule, and then attention."""
-    kinds = {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2}
-    return make_model(case, **kinds)
+    return make_model(case, layer_types=["linear_attention", "full_attention"], num_hidden_layers=2)
 
 
 @pytest.fixture(scope="module")

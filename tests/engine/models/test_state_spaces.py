@@ -87,7 +87,9 @@ def test_tokens_do_not_depend_on_the_schedule(folders: dict[str, Path], case: st
     assert together(engine, workload(SEED), SEED) == alone(folders[case])
 
 
-@pytest.mark.parametrize("case", slow_but(KINDS, "granitemoehybrid", "falcon_h1"))
+@pytest.mark.parametrize(
+    "case", slow_but(["lfm2", "granitemoehybrid", "jamba", "falcon_h1"], "granitemoehybrid", "falcon_h1")
+)
 def test_tokens_do_not_depend_on_preemption(folders: dict[str, Path], case: str) -> None:
     model = ModelOptions(max_model_len=104)
     roomy = Engine(folders[case], model=model, block_size=4)
@@ -160,6 +162,8 @@ def test_state_spaces_beside_attention_are_not_divided_among_ranks(folders: dict
     ("case", "changes", "message"),
     [
         ("lfm2", {"layer_types": ["conv", "sliding_attention"]}, "layer_types must name 2 layers; accepted are conv"),
+        ("lfm2", {"conv_L_cache": 1}, "width of its convolutions is 1, but must be at least 2"),
+        ("bamba", {"mamba_n_groups": 3}, "4 heads of a state space cannot be split into 3 groups"),
         ("lfm2_moe", {"use_expert_bias": False}, "use_expert_bias must be true"),
         ("mamba", {"hidden_act": "gelu"}, "hidden_act is 'gelu', but must be 'silu'"),
         ("mamba2", {"state_size": 0}, "state is 0, but must be above 0"),

@@ -105,7 +105,7 @@ def _column(case: str, name: str) -> torch.Tensor:
 
 def _expected_text(case: str, clip: Clip, monkeypatch: pytest.MonkeyPatch) -> str:
     """The text of transformers' processor."""
-    family = {"qwen2_vl": "qwen2_5_vl"}.get(case, case)
+    family = {"qwen2_vl": "qwen2_5_vl", "qwen3_5": "qwen3_vl"}.get(case, case)
     module = importlib.import_module(f"transformers.models.{family}.processing_{family}")
     (cls,) = [getattr(module, name) for name in module.__all__ if name.endswith("Processor")]
     if case == "smolvlm":

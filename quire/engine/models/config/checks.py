@@ -28,6 +28,7 @@ from quire.engine.models.specs.delta_net import GatedDeltaNet
 from quire.engine.models.specs.dual_encoder import DualEncoderSpec
 from quire.engine.models.specs.part import SpecPart
 from quire.engine.models.specs.rope import LongRope, Rope
+from quire.engine.models.specs.state_space import ChannelStateSpace, HeadStateSpace, ShortConvolution
 from quire.kernels.activation_names import CANONICAL_ACTIVATIONS
 
 # Reading a config makes lists with an entry per layer, expert or label, so that huge numbers would fill the memory.
@@ -160,6 +161,10 @@ def _problems(part: Any) -> Iterator[str]:
             yield f"the softcap of attention scores is {cap}, but must be above 0"
         case GroupedQueryAttention(rope=Rope(dim=dim), head_dim=head_dim) if dim > head_dim:
             yield f"the rotary dimension {dim} exceeds the head size {head_dim}"
+        case ShortConvolution(width=1) | ChannelStateSpace(width=1) | HeadStateSpace(width=1):
+            yield "the width of its convolutions is 1, but must be at least 2"
+        case HeadStateSpace(heads=heads, groups=groups) if heads % groups:
+            yield f"{heads} heads of a state space cannot be split into {groups} groups"
         case Rope(dim=dim) if dim % 2:
             yield f"the rotary dimension {dim} is odd"
         case MoE(top_k=top_k, experts=experts) if top_k > experts:

@@ -56,7 +56,7 @@ def test_each_rank_has_the_slopes_of_its_heads() -> None:
 def test_latent_attention_divides_heads_and_not_the_cache() -> None:
     attn = shard(spec("deepseek_v3"), 1, 4).layers[0].attn
     assert isinstance(attn, LatentAttention)
-    assert (attn.heads, attn.kv_rank, attn.rope.dim) == (1, 16, 8)
+    assert (attn.heads, attn.kv_rank, attn.shared_dim) == (1, 16, 8)
 
 
 def experts(part: DecoderSpec) -> MoE:
