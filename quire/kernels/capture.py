@@ -116,6 +116,15 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.empty(shape, dtype=dtype) if workspace is None else workspace.empty(shape, dtype)
 
 
+def split_heads(x: Tensor, heads: int, dim: int) -> Tensor:
+    """Return a view (rows, heads, dim) of rows (rows, heads * dim), whose last stride is 1.
+
+    The stride of rows stays, with one row too: a kernel call that is captured with one is replayed with others. Torch's
+    `unflatten` and `view` may change it.
+    """
+    return x.as_strided((len(x), heads, dim), (x.stride(0), dim, 1), x.storage_offset())
+
+
 class _ComputeDetector(TorchDispatchMode):
     """Notice when torch computes something, rather than make views of tensors."""
 

@@ -23,6 +23,7 @@ from quire.engine.models.sharding.decoder import ShardedDecoder
 from quire.engine.models.sharding.weight_shards import WeightShards
 from quire.engine.models.specs.cache import StateArray, StateCache
 from quire.engine.models.specs.decoder import DecoderSpec, GroupedQueryAttention, Recurrence, StackSpec
+from quire.kernels.capture import split_heads
 from quire.kernels.causal_conv import causal_conv
 from quire.kernels.state_parameters import HeadParameters
 from quire.kernels.state_space_scan import state_space_scan
@@ -137,8 +138,9 @@ class ScanLayer(nn.Module):
         convolution, sums = states.arrays(self.index)
         place = (states.slots, states.cu_seqlens)
         convolved = causal_conv(inputs, self.kernel.t(), None, convolution, *place)
-        parts = (convolved.unflatten(1, (spec.heads, spec.dim)), dt, b[:, None], c[:, None])
-        results = state_space_scan(*parts, self.parameters_of_heads, sums, *place).flatten(1)
+        parts = (split_heads(convolved, spec.heads, spec.dim), dt, b[:, None], c[:, None])
+        gate = split_heads(inputs, spec.heads, spec.dim)
+        results = state_space_scan(*parts, self.parameters_of_heads, sums, *place, gate=gate).flatten(1)
         if last_layer and step.last_token_only and step.logits_indices is not None:
             results = results[step.logits_indices]
         out: Tensor = self.out(results)

@@ -52,6 +52,7 @@ def tokens_with_states(folder: Path, **options: Any) -> tuple[list[list[int]], S
     engine = recurrent_engine(
         folder, "compiled kernels", model=model, max_num_seqs=3, max_num_batched_tokens=16, **options
     )
+    engine.generate(random_prompt(9, 5), greedy(8))  # alone, so that a step with one row is captured
     for number in range(7):
         engine.add(str(number), random_prompt(number, 1 + 9 * number), greedy(8 + 7 * (number % 3)))
         engine.step()
@@ -67,6 +68,21 @@ def test_decode_steps_with_states_are_replayed(tmp_path: Path, monkeypatch: pyte
     drafted, _ = tokens_with_states(folder, speculative_method="ngram")
     monkeypatch.setattr(StepGraphs, "logits", lambda self, *args: self._eager.logits(*args))
     assert tokens_with_states(folder)[0] == replayed == drafted
+
+
+def test_a_graph_captured_with_one_sequence_serves_several(tmp_path: Path) -> None:
+    """Where tensors of one row lie in memory says nothing about rows behind it."""
+    dense = {"num_local_experts": 0, "num_experts_per_tok": 0, "num_attention_heads": 2, "num_key_value_heads": 1}
+    model = make_model("granitemoehybrid", num_hidden_layers=2, **dense)
+    folder = save_model(model.bfloat16(), tmp_path)
+    engine = Engine(folder, model=ModelOptions(dtype="bfloat16"), enable_prefix_caching=False)
+    prompts = [random_prompt(number, 5 + 3 * number) for number in range(4)]
+    alone = [engine.generate(prompt, greedy(12)).tokens for prompt in prompts]
+    assert engine.runner.steps.graphs
+    for number, prompt in enumerate(prompts):
+        engine.add(str(number), prompt, greedy(12))
+    engine.run()
+    assert [engine.results[str(number)].tokens for number in range(4)] == alone
 
 
 def test_layers_that_run_in_torch_are_not_captured(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from quire.engine.models.layers.linear import Linear, LoRARows
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.specs.decoder import StackSpec
 from quire.engine.models.specs.delta_net import GatedDeltaNet
-from quire.kernels.capture import RowKind, set_row_kind
+from quire.kernels.capture import RowKind, set_row_kind, split_heads
 from quire.kernels.causal_conv import causal_conv
 from quire.kernels.delta_gates import DeltaGates
 from quire.kernels.gated_delta_rule import gated_delta_rule
@@ -84,9 +84,9 @@ class DeltaNetLayer(nn.Module):
         convolved = causal_conv(qkv, self.conv.t(), None, inputs, states.slots, states.cu_seqlens, activation="silu")
         q, k, v = convolved.split(spec.parts, 1)
         written = gated_delta_rule(
-            q.unflatten(1, (spec.key_heads, spec.key_dim)),
-            k.unflatten(1, (spec.key_heads, spec.key_dim)),
-            v.unflatten(1, (spec.heads, spec.value_dim)),
+            split_heads(q, spec.key_heads, spec.key_dim),
+            split_heads(k, spec.key_heads, spec.key_dim),
+            split_heads(v, spec.heads, spec.value_dim),
             self._gates(x, lora),
             state,
             states.slots,
@@ -108,7 +108,7 @@ class DeltaNetLayer(nn.Module):
         heads, gates = self.spec.heads, self.gates(x)
         decay = gates[:, heads:] if self.decay is None else self.decay(x, lora=lora)
         return DeltaGates(
-            decay.unflatten(1, (heads, -1)),
+            split_heads(decay, heads, decay.shape[1] // heads),
             gates[:, :heads],
             self.log_rate,
             self.decay_bias.view(heads, -1),

@@ -17,6 +17,7 @@ from quire.engine.models.layers.norm import RMSNorm
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.specs.decoder import StackSpec
 from quire.engine.models.specs.state_space import ChannelStateSpace, HeadStateSpace, ShortConvolution
+from quire.kernels.capture import split_heads
 from quire.kernels.causal_conv import causal_conv
 from quire.kernels.gated_rms_norm import gated_rms_norm
 from quire.kernels.rms_norm import rms_norm
@@ -164,15 +165,15 @@ class HeadStateSpaceLayer(nn.Module):
         value = self.conv(value, states, kept)
         value, write, read = value.split((spec.size, spec.groups * spec.state, spec.groups * spec.state), 1)
         y = state_space_scan(
-            value.unflatten(1, (spec.heads, spec.head_dim)),
+            split_heads(value, spec.heads, spec.head_dim),
             steps,
-            write.unflatten(1, (spec.groups, spec.state)),
-            read.unflatten(1, (spec.groups, spec.state)),
+            split_heads(write, spec.groups, spec.state),
+            split_heads(read, spec.groups, spec.state),
             HeadParameters(self.rate, self.step_bias, self.skip, spec.shortest, spec.longest_step),
             memory,
             states.slots,
             states.cu_seqlens,
-            gate=gate.unflatten(1, (spec.heads, spec.head_dim)) if self.norm is None else None,
+            gate=split_heads(gate, spec.heads, spec.head_dim) if self.norm is None else None,
         ).flatten(1)
         if spec.norm is not None and self.norm is not None:
             group = spec.size // spec.groups
