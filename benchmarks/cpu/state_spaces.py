@@ -1,8 +1,9 @@
-"""Kernels of layers with convolutions and state spaces, relative to the limits of memory bandwidth and arithmetic.
+"""Kernels of layers with states, relative to the limits of memory bandwidth and arithmetic.
 
     python -m benchmarks.cpu.state_spaces --out benchmarks/results/FILE.json
 
-The shapes are those of a layer of LFM2-350M (convolution), of Granite 4.0 H 350M (heads) and of Mamba-130M (channels).
+The shapes are those of a layer of LFM2-350M (convolution), of Granite 4.0 H 350M (heads), of Mamba-130M (channels), and
+of the gated delta rule in Qwen3.5's smallest model (delta).
 A step has one token of each of 16 sequences, of one, or 512 tokens of one prompt. The floor is the time to read and
 write the states, or the time of the recurrence's operations at the rate of a large matrix product, whichever is longer;
 an exponential counts as 16 operations.
@@ -23,6 +24,8 @@ from torch import Tensor
 from benchmarks.cpu.limits import Limits, best
 from quire.kernels import native
 from quire.kernels.causal_conv import causal_conv
+from quire.kernels.delta_gates import DeltaGates
+from quire.kernels.gated_delta_rule import gated_delta_rule
 from quire.kernels.selective_scan import selective_scan
 from quire.kernels.state_parameters import ChannelParameters, HeadParameters
 from quire.kernels.state_space_scan import state_space_scan
@@ -32,6 +35,7 @@ STEPS = ((16, 1), (1, 1), (1, 512))  # sequences, and tokens of each
 HEADS, HEAD_DIM, HEAD_STATE = 48, 32, 128
 CHANNELS, CHANNEL_STATE = 1536, 16
 CONVOLVED, WIDTH = 1024, 3
+DELTA_HEADS, DELTA_DIM = 16, 128
 EXPONENTIAL = 16  # operations
 Call = Callable[[], object]
 
@@ -82,7 +86,18 @@ def channels(sequences: int, tokens: int) -> tuple[Call, int, int]:
     return call, state.nbytes, (5 + EXPONENTIAL) * rows * CHANNELS * CHANNEL_STATE
 
 
-KERNELS = {"convolution": convolution, "heads": heads, "channels": channels}
+def delta(sequences: int, tokens: int) -> tuple[Call, int, int]:
+    """Return the same of the gated delta rule."""
+    rows = sequences * tokens
+    q, k, v = (random(rows, DELTA_HEADS, DELTA_DIM) for _ in range(3))
+    decay, beta = random(rows, DELTA_HEADS, 1), random(rows, DELTA_HEADS)
+    gates = DeltaGates(decay, beta, torch.zeros(DELTA_HEADS), torch.zeros(DELTA_HEADS, 1))
+    state = torch.zeros(sequences, DELTA_HEADS, DELTA_DIM, DELTA_DIM)
+    call = partial(gated_delta_rule, q, k, v, gates, state, *steps_of(sequences, tokens))
+    return call, state.nbytes, 7 * rows * DELTA_HEADS * DELTA_DIM**2
+
+
+KERNELS = {"convolution": convolution, "heads": heads, "channels": channels, "delta": delta}
 
 
 def main() -> None:
