@@ -97,7 +97,7 @@ async def test_only_metrics_of_vllm_have_its_prefix(tmp_path: Path) -> None:
     owned = (
         *("kv_cache_blocks_used", "step_duration_seconds", "engine_restarts", "audio_seconds"),
         *("encoder_cache", "mm_preprocess_seconds", "grammar_check_seconds", "trace_spans_dropped"),
-        *("kv_offload_used_bytes", "kv_offload_unwritten_blocks"),
+        *("kv_offload_used_bytes", "kv_offload_unwritten_blocks", "prefix_cache_lost_tokens", "state_snapshot"),
     )
     assert all(name.removeprefix("quire:").startswith(owned) for name in without)
     assert {"quire:kv_cache_blocks_used", "quire:step_duration_seconds_count"} <= without

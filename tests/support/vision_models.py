@@ -88,6 +88,17 @@ _PERCEIVER = {
 _PHI4 = config_fields("phi4_multimodal")
 _PHI4_VISION = {**VISION, "num_hidden_layers": 3, "crop_size": 28, "patch_size": 7, "image_token_id": PICTURE}
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+_QWEN3_5_VISION = {name: value for name, value in _QWEN3_VISION.items() if name != "deepstack_visual_indexes"}
+_QWEN3_5_TEXT = {
+    "rope_parameters": {**_MROPE, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]},
+    "layer_types": ["linear_attention", "full_attention"],
+    "num_hidden_layers": 2,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 
 
 def _config(text: str, vision: dict[str, Any], *, text_fields: dict[str, Any] | None = None, **fields: Any) -> Any:
@@ -270,19 +281,16 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3_5": (
         "qwen3_5",
+        _config("qwen3_5_text", _QWEN3_5_VISION, text_fields=_QWEN3_5_TEXT, **_QWEN_TOKENS),
+    ),
+    "qwen3_5_moe": (
+        "qwen3_5_moe",
         _config(
-            "qwen3_5_text",
-            {name: value for name, value in _QWEN3_VISION.items() if name != "deepstack_visual_indexes"},
-            text_fields={
-                "rope_parameters": {**_MROPE, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]},
-                "layer_types": ["linear_attention", "full_attention"],
-                "num_hidden_layers": 2,
-                "head_dim": 16,
-                "linear_num_key_heads": 2,
-                "linear_num_value_heads": 2,
-                "linear_key_head_dim": 16,
-                "linear_value_head_dim": 16,
-            },
+            "qwen3_5_moe_text",
+            _QWEN3_5_VISION,
+            text_fields=_QWEN3_5_TEXT
+            | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+            | {"shared_expert_intermediate_size": 48},
             **_QWEN_TOKENS,
         ),
     ),
@@ -452,6 +460,7 @@ SEES: dict[str, Eyes] = {
     "qwen2_5_vl": Eyes(Qwen2VLImageProcessorPil(size=_AREA), _GRIDS, {}, types=_typed),
     "qwen3_vl": Eyes(Qwen2VLImageProcessorPil(size=_AREA, **_MIDDLE), _GRIDS, {}, types=_typed),
     "qwen3_5": Eyes(Qwen2VLImageProcessorPil(size=_AREA, **_MIDDLE), _GRIDS, {}, types=_typed),
+    "qwen3_5_moe": Eyes(Qwen2VLImageProcessorPil(size=_AREA, **_MIDDLE), _GRIDS, {}, types=_typed),
     "qwen3_vl_moe": Eyes(Qwen2VLImageProcessorPil(size=_AREA, **_MIDDLE), _GRIDS, {}, types=_typed),
     "smolvlm": Eyes(SmolVLMImageProcessorPil(**_TILES), _nested_inputs, {}),
     "vipllava": Eyes(CLIPImageProcessorPil(**_CLIP), _FIXED, {}),

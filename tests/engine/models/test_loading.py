@@ -306,7 +306,7 @@ def test_quires_decoder_can_be_required(tmp_path: Path) -> None:
         load(folder, model_impl="quire")
 
 
-@pytest.mark.parametrize("kind", ["mamba", "rwkv"])
+@pytest.mark.parametrize("kind", ["recurrent_gemma", "rwkv"])
 def test_models_whose_attention_cannot_be_replaced_are_rejected(kind: str, tmp_path: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -42,7 +42,8 @@ def check_class(config: Any) -> None:
     module = classes[0] if isinstance(classes, tuple) else classes
     if getattr(module, "_is_stateful", False):
         raise UnsupportedModel(
-            f"{kind} models are recurrent: their layers keep a state instead of keys and values, which is not supported"
+            f"{kind} models are recurrent: their layers keep a state instead of keys and values, which transformers' "
+            "code is not run with, and Quire's own decoder cannot run this model"
         )
     if not getattr(module, "_supports_attention_backend", False):
         raise UnsupportedModel(

@@ -35,7 +35,6 @@ _MLA = {
 CASES: dict[str, tuple[dict[str, Any], str]] = {
     "bert": ({}, "is bidirectional, as in encoders; only causal decoders are supported"),
     "roberta": ({"pad_token_id": 1}, "is bidirectional"),
-    "mamba": ({"state_size": 8}, "mamba models are recurrent"),
     "recurrent_gemma": ({"lru_width": 64}, "recurrent_gemma models are recurrent"),
     "llama4_text": ({"head_dim": 16, "num_local_experts": 2, "intermediate_size_mlp": 96}, "in chunks of tokens"),
     "deepseek_v32": (_MLA, "unsupported type indexed_attention"),
