@@ -34,7 +34,7 @@ def of_llama(program: Path, model: Path, text: str) -> float:
     with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
         file.write(text)
         file.flush()
-        command = [program, "-m", model, "-f", file.name, "-c", str(_WINDOW), "-b", str(_WINDOW), "-t", "2"]
+        command = [str(program), "-m", str(model), "-f", file.name, "-c", str(_WINDOW), "-b", str(_WINDOW), "-t", "2"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=True)
     match = _RESULT.search(done.stdout + done.stderr)
     assert match is not None, done.stderr
@@ -68,7 +68,7 @@ def of_quire(model: Path, text: str) -> tuple[float, int]:
     """Return the perplexity at a server, and how many tokens count."""
     with serving(str(model), "--served-model-name", "model", "--no-enable-prefix-caching") as url:
         server = Quire(url)
-        first, *_ = server.tokens("")[:1] or [None]
+        first = next(iter(server.tokens("")), None)
         ids, logprobs = server.tokens(text), list[float]()
         for begin in range(0, len(ids) - _WINDOW + 1, _WINDOW):
             window = ids[begin : begin + _WINDOW]
