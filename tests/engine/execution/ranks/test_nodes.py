@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -301,6 +301,7 @@ def test_messages_from_other_nodes_are_bounded() -> None:
         made = socket.create_connection(("127.0.0.1", gate.port))
         copy = made.dup()
         channel: Any = RankChannel(connection_of(made), FromNode)
-        channel.send(Join(1, {"--dtype": "x" * (1 << 20)}))
+        with suppress(ConnectionError):  # it is closed before all has been read
+            channel.send(Join(1, {"--dtype": "x" * (1 << 20)}))
         assert closed(copy)
         channel.close()
