@@ -677,8 +677,8 @@ class Scheduler:
             if self.loads is not None:
                 self.loads.abandon(request)
             self._waiting.compact(len(self._requests) - len(self._running))
-        if self._snapshots is not None:
-            self._snapshots.leave(request)
+            if self._snapshots is not None:
+                self._snapshots.leave(request)
 
     def _leave_batch(self, request: Request) -> None:
         self._running.remove(request)

@@ -55,7 +55,7 @@ def choose_borders(
         border = min(position, last) // block_size * block_size
         at = bisect_left(borders, border)
         neighbours = borders[max(0, at - 1) : at + 1]
-        if border > computed and all(abs(border - other) >= distance for other in neighbours):
+        if border > computed and all(abs(border - neighbour) >= distance for neighbour in neighbours):
             insort(borders, border)
 
     for position in parted:

@@ -21,13 +21,17 @@ from quire.engine.models.specs.decoder import (
 
 def grouped_experts(config: Any) -> MoE:
     """Experts in groups, and a shared one."""
-    router = GroupedSigmoidRouter(
+    return _experts(config, grouped_router(config))
+
+
+def grouped_router(config: Any) -> GroupedSigmoidRouter:
+    """Return the router of experts in groups."""
+    return GroupedSigmoidRouter(
         groups=config.n_group,
         top_groups=config.topk_group,
         renormalize=config.norm_topk_prob,
         scale=config.routed_scaling_factor,
     )
-    return _experts(config, router)
 
 
 def _experts(config: Any, router: GroupedSigmoidRouter | SoftmaxRouter) -> MoE:

@@ -6,15 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.models.families.llama import LLAMA, decoder, mlp
+from quire.engine.models.families.deepseek import grouped_router
+from quire.engine.models.families.llama import LLAMA, decoder, mixed_layers, mlp
 from quire.engine.models.families.olmo_hybrid import join_convolutions
-from quire.engine.models.families.qwen3_next import check_silu, mixed_layers
+from quire.engine.models.families.qwen3_next import check_silu
 from quire.engine.models.family import Family
 from quire.engine.models.specs.decoder import (
     DecoderSpec,
     FeedForward,
     GatedExperts,
-    GroupedSigmoidRouter,
     LatentAttention,
     Layer,
     MoE,
@@ -77,12 +77,7 @@ def _feed_forwards(config: Any) -> list[FeedForward]:
         size=config.moe_intermediate_size,
         experts=config.num_local_experts,
         top_k=config.num_experts_per_tok,
-        router=GroupedSigmoidRouter(
-            groups=config.n_group,
-            top_groups=config.topk_group,
-            renormalize=config.norm_topk_prob,
-            scale=config.routed_scaling_factor,
-        ),
+        router=grouped_router(config),
         expert=GatedExperts(act=config.hidden_act),
         shared=config.moe_intermediate_size * config.n_shared_experts,
     )

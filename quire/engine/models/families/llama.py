@@ -10,6 +10,7 @@ from quire.engine.models.config.rope import max_positions, rope_of, rope_paramet
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.family import Family
 from quire.engine.models.specs.decoder import (
+    Attention,
     DecoderSpec,
     Embeddings,
     FeedForward,
@@ -150,6 +151,22 @@ def check_layer_types(config: Any) -> None:
         )
     if "sliding_attention" in config.layer_types and config.sliding_window is None:
         raise UnsupportedModel("the model's config.json has layers of type sliding_attention, but no sliding_window")
+
+
+def mixed_layers(config: Any, linear: Attention, full: Attention) -> list[Attention]:
+    """Return what each layer has in the place of attention, by `layer_types`: a layer with a state, or attention.
+
+    Raises:
+        UnsupportedModel: there are layers of another type, or too few or too many.
+    """
+    kinds = {"linear_attention": linear, "full_attention": full}
+    for kind in sorted(set(config.layer_types) - set(kinds)):
+        raise UnsupportedModel(
+            f"layers of type {kind!r} are not supported; supported are full_attention and linear_attention"
+        )
+    if len(config.layer_types) != config.num_hidden_layers:
+        raise UnsupportedModel(f"layer_types must name {config.num_hidden_layers} layers")
+    return [kinds[kind] for kind in config.layer_types]
 
 
 def windowed(config: Any, attn: GroupedQueryAttention) -> list[GroupedQueryAttention]:

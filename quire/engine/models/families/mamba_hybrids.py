@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from quire.engine.models.config.rope import rope_of
-from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.families.llama import (
     LLAMA,
     attention,
@@ -16,13 +14,13 @@ from quire.engine.models.families.llama import (
     decoder,
     granite,
     head_dim,
+    mixed_layers,
     mlp,
 )
 from quire.engine.models.families.mamba import MIXER_CONVERT, check_activation, head_state_space, mixer_rules
 from quire.engine.models.families.mixtral import softmax_experts
 from quire.engine.models.family import Family
 from quire.engine.models.specs.decoder import (
-    Attention,
     DecoderSpec,
     FeedForward,
     GatedExperts,
@@ -76,7 +74,7 @@ def granite_hybrid(config: Any) -> DecoderSpec:
     attn = spec.layers[0].attn
     if config.position_embedding_type != "rope":
         attn = replace(attn, rope=None)
-    attns = _mixed(config, head_state_space(config), attn)
+    attns = mixed_layers(config, head_state_space(config), attn)
     return replace(spec, layers=tuple(replace(spec.layers[0], attn=attn) for attn in attns))
 
 
@@ -85,7 +83,7 @@ def bamba(config: Any) -> DecoderSpec:
     attn = biased_attention(config, rope=rope_of(config, head_dim(config), partial=True))
     return decoder(
         config,
-        [Layer(attn=attn, ffn=biased_mlp(config)) for attn in _mixed(config, head_state_space(config), attn)],
+        [Layer(attn=attn, ffn=biased_mlp(config)) for attn in mixed_layers(config, head_state_space(config), attn)],
     )
 
 
@@ -110,19 +108,8 @@ def jamba(config: Any) -> DecoderSpec:
         expert=GatedExperts(act=config.hidden_act),
     )
     ffns = [experts if count > 1 else mlp(config) for count in config.layers_num_experts]
-    attns = _mixed(config, mixer, attention(config, rope=None))
+    attns = mixed_layers(config, mixer, attention(config, rope=None))
     return decoder(config, [Layer(attn=attn, ffn=ffn) for attn, ffn in zip(attns, ffns, strict=True)])
-
-
-def _mixed(config: Any, mixer: Attention, attn: Attention) -> Sequence[Attention]:
-    """What each layer has: a state space or attention."""
-    kinds = {"linear_attention": mixer, "full_attention": attn}
-    names = list(config.layer_types)
-    if len(names) != config.num_hidden_layers or not set(names) <= set(kinds):
-        raise UnsupportedModel(
-            f"layer_types must name {config.num_hidden_layers} layers; accepted are {' and '.join(kinds)}"
-        )
-    return [kinds[name] for name in names]
 
 
 FAMILIES = (

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from quire.engine.models.errors import UnsupportedModel, UnsupportedOption
+from quire.engine.models.families.deepseek import grouped_router
 from quire.engine.models.families.llama import attention
 from quire.engine.models.families.mamba import MIXER_CONVERT, MIXER_NAMES, check_activation, step_limits
 from quire.engine.models.family import Family
 from quire.engine.models.specs.decoder import (
     DecoderSpec,
-    GroupedSigmoidRouter,
     Layer,
     MoE,
     NoAttention,
@@ -101,12 +101,7 @@ def _experts(config: Any) -> MoE:
         size=config.moe_intermediate_size,
         experts=config.n_routed_experts,
         top_k=config.num_experts_per_tok,
-        router=GroupedSigmoidRouter(
-            groups=config.n_group,
-            top_groups=config.topk_group,
-            renormalize=config.norm_topk_prob,
-            scale=config.routed_scaling_factor,
-        ),
+        router=grouped_router(config),
         expert=PlainExperts(act=config.mlp_hidden_act),
         shared=config.moe_shared_expert_intermediate_size,
     )

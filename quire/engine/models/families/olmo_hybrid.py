@@ -9,8 +9,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quire.engine.models.config.rope import rope_of
-from quire.engine.models.families.llama import LLAMA_OUTPUT_NORMS, biased_attention, decoder, head_dim, mlp
-from quire.engine.models.families.qwen3_next import delta_net, mixed_layers
+from quire.engine.models.families.llama import (
+    LLAMA_OUTPUT_NORMS,
+    biased_attention,
+    decoder,
+    head_dim,
+    mixed_layers,
+    mlp,
+)
+from quire.engine.models.families.qwen3_next import delta_net
 from quire.engine.models.family import Family
 from quire.engine.models.specs.decoder import DecoderSpec, Layer, QKNorm
 from quire.engine.models.specs.delta_net import GatedDeltaNet

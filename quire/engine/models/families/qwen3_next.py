@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from quire.engine.models.config.rope import rope_of
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.models.families.llama import LLAMA, biased_attention, decoder, head_dim, mlp
+from quire.engine.models.families.llama import LLAMA, biased_attention, decoder, head_dim, mixed_layers, mlp
 from quire.engine.models.families.qwen3_moe import feed_forwards, without_stacks
 from quire.engine.models.family import Facts, Family
 from quire.engine.models.specs.decoder import (
-    Attention,
     DecoderSpec,
     FeedForward,
     GatedExperts,
@@ -40,16 +39,6 @@ _RULES = (
     (_LINEAR + r"out_proj" + KIND, "attn.out.{kind}"),
 )
 _FUSED = re.compile(r"(?P<layer>.*\.linear_attn)\.in_proj_(?P<kind>qkvz|ba)\.weight")
-
-
-def mixed_layers(config: Any, linear: Attention, full: Attention) -> list[Attention]:
-    """The layers in the place of attention, by `layer_types`."""
-    kinds = {"linear_attention": linear, "full_attention": full}
-    for kind in sorted(set(config.layer_types) - set(kinds)):
-        raise UnsupportedModel(
-            f"layers of type {kind!r} are not supported; supported are full_attention and linear_attention"
-        )
-    return [kinds[kind] for kind in config.layer_types]
 
 
 def check_silu(config: Any) -> None:
