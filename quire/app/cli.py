@@ -9,9 +9,13 @@ import sys
 import warnings
 from collections.abc import Sequence
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from quire import __version__
 from quire.allocator import use_one_arena
+
+if TYPE_CHECKING:
+    from quire.engine.client.launch import PreparedProcess
 
 _INTERRUPTED = 130  # exit status, as of a shell
 _HELP = frozenset({"--help", "-h"})
@@ -55,6 +59,19 @@ def defer_schemas() -> None:
     warnings.simplefilter("ignore", UnsupportedFieldAttributeWarning)
 
 
+def may_have_engine_process(words: Sequence[str]) -> bool:
+    """Whether there may be a single engine in a process of its own: `quire serve` alone serves several models."""
+    return words[0] == "serve" and len(words) > 1 and "--no-engine-process" not in words
+
+
+def start_engine_process() -> PreparedProcess:
+    """Start the engine's process, which imports torch beside the imports of the server."""
+    from quire.app.core_process import import_engine  # noqa: PLC0415 for one command only
+    from quire.engine.client.launch import PreparedProcess  # noqa: PLC0415 like it
+
+    return PreparedProcess(import_engine)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit with its status. `arguments`: those after `quire`; None for those of this process."""
     prepare_process()
@@ -65,11 +82,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     serves = words[:1] in (["serve"], ["render"])
     if serves:
         end_on_early_signals()
+    starts = arguments is None and serves and _HELP.isdisjoint(words)
+    prepared = start_engine_process() if starts and may_have_engine_process(words) else None
     gc.disable()  # imports leave little garbage, and each full collection would search all modules
     try:
         defer_schemas()
         configs = None
-        if arguments is None and serves and _HELP.isdisjoint(words):
+        if starts:
             # Both take long, and begin before the server's own modules are imported.
             from quire.engine.models.config_cache import ConfigCache  # noqa: PLC0415 for these commands only
             from quire.engine.models.config_reader import ConfigReader  # noqa: PLC0415 like it
@@ -78,10 +97,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             configs = ConfigReader()
             if not ConfigCache().has_any():
                 configs.begin(forks=True)
-            if words[0] == "serve":
+            if words[0] == "serve" and prepared is None:
                 start_loading_libraries()
         from quire.app.commands import run_command  # noqa: PLC0415 a quarter of a second of imports
 
-        run_command(words, configs)
+        run_command(words, configs, prepared)
     finally:
         gc.enable()

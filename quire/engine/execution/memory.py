@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
-import torch
+
+if TYPE_CHECKING:  # a server whose engine is in a process of its own does not import it
+    import torch
 
 _CGROUP = Path("/sys/fs/cgroup")
 # Limit, usage and statistics of control groups version 2 and 1, and the page cache's fields in the statistics.
@@ -72,6 +75,8 @@ class GpuMemory:
     @classmethod
     def of(cls, device: torch.device) -> GpuMemory:
         """That of a CUDA device, when its work is done."""
+        import torch  # noqa: PLC0415 see above
+
         torch.cuda.synchronize(device)
         free, total = torch.cuda.mem_get_info(device)
         reserved, allocated = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
