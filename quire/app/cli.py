@@ -6,7 +6,6 @@ import gc
 import os
 import signal
 import sys
-import warnings
 from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -46,19 +45,6 @@ def _end(number: int, _: FrameType | None) -> None:
     os._exit(_INTERRUPTED if number == signal.SIGINT else 0)  # the process that reads configs ends with this one
 
 
-def defer_schemas() -> None:
-    """Let pydantic make the schema of each model when something needs it: all of them take a third of a second.
-
-    A server makes those of its endpoints once it has nothing to do; see `quire.app.schemas`.
-    """
-    from pydantic import BaseModel  # noqa: PLC0415 as all imports, after the process has been prepared
-    from pydantic.warnings import UnsupportedFieldAttributeWarning  # noqa: PLC0415 like it
-
-    BaseModel.model_config["defer_build"] = True
-    # FastAPI hides it while it defines a route, but the schemas of its bodies are made later now.
-    warnings.simplefilter("ignore", UnsupportedFieldAttributeWarning)
-
-
 def may_have_engine_process(words: Sequence[str]) -> bool:
     """Whether there may be a single engine in a process of its own: `quire serve` alone serves several models."""
     return words[0] == "serve" and len(words) > 1 and "--no-engine-process" not in words
@@ -86,6 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     prepared = start_engine_process() if starts and may_have_engine_process(words) else None
     gc.disable()  # imports leave little garbage, and each full collection would search all modules
     try:
+        from quire.app.schemas import defer_schemas  # noqa: PLC0415 as all imports, after the process has been prepared
+
         defer_schemas()
         configs = None
         if starts:

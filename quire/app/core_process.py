@@ -17,7 +17,7 @@ _FLUSH_SECONDS = 0.5  # for spans of the steps
 
 def import_engine() -> None:
     """Import what builds and runs cores."""
-    from quire.app.cli import defer_schemas  # noqa: PLC0415 as all imports: not in the server's process
+    from quire.app.schemas import defer_schemas  # noqa: PLC0415 as all imports: not in the server's process
     from quire.engine.models.torch_import import import_torch  # noqa: PLC0415
 
     gc.disable()  # as while the server imports

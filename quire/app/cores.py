@@ -21,7 +21,6 @@ from quire.engine.client.request_log import RequestLog
 from quire.engine.client.slots import Slots
 from quire.engine.client.transport import ClientChannel
 from quire.engine.execution.memory import MemoryShare
-from quire.otlp.settings import TraceSettings
 from quire.rendering.tokenizer import Tokenizer
 from quire.serving.models import ServerState
 

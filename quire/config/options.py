@@ -719,8 +719,8 @@ class EngineOptions(Options):
     )
     engine_process: Flag | None = Field(
         None,
-        description="run the engine in a process of its own, and not in a thread of the server; default: a process for one "
-        "model, threads for several",
+        description="run an engine in a process of its own, and not in a thread of the server; default: a process for "
+        "one model, threads for several",
     )
     on_engine_death: Literal["exit", "restart"] = Field(
         "exit",

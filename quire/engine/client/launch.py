@@ -168,7 +168,7 @@ class ProcessCore:
     def __init__(
         self, place: ProcessPlace = EVERYWHERE, name: str = "quire-engine", prepared: PreparedProcess | None = None
     ) -> None:
-        """`place`: where it runs. `name`: of the process. `prepared`: the process; None: it is started for this core."""
+        """`place`: where it runs. `name`: of the process. `prepared`: the process; None: it starts for this core."""
         self._prepared = prepared
         self._place = place
         self._name = name

@@ -27,8 +27,9 @@ from quire.engine.execution.cuda_graphs import CudaGraph, Graph, GraphSteps, cap
 from quire.engine.execution.device_inputs import DeviceInputBuilder
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.executor import BackgroundExecutor, BackgroundRunner, Executor, ParallelExecutor, Runner
+from quire.engine.execution.gpu_memory import gpu_cache_memory, measure_largest_step
 from quire.engine.execution.inputs import InputBuilder
-from quire.engine.execution.memory import MemoryShare, gpu_cache_memory, measure_largest_step
+from quire.engine.execution.memory import MemoryShare
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.device_sampler import DeviceSampler
 from quire.engine.execution.sampling.device_settings import settings_bytes
