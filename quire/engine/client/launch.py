@@ -110,6 +110,7 @@ class PreparedProcess:
 
 def _run_prepared(connection: Connection, prepare: Callable[[], None]) -> None:
     """Body of a `PreparedProcess`."""
+    _show_name()
     end_with_parent()
     prepare()
     with suppress(EOFError), connection:  # the server has ended
@@ -267,10 +268,17 @@ atexit.register(kill_processes)
 def _run_in_process(entry: bytes, address: str, place: ProcessPlace) -> None:
     """Entry point of a core's process. The server ends it by a message; it also ends when the server is killed."""
     place.take()
+    _show_name()
     end_with_parent(partial(shutil.rmtree, Path(address.removeprefix("ipc://")).parent, ignore_errors=True))
     use_one_arena()
     run: CoreEntry = pickle.loads(entry)  # noqa: S301 from our own server
     run(address)
+
+
+def _show_name() -> None:
+    """Let ps and top show the name of this process, whose command line may be that of its server."""
+    with suppress(OSError):  # no Linux
+        Path("/proc/self/comm").write_text(multiprocessing.current_process().name, encoding="ascii")
 
 
 def start_without_signals(process: BaseProcess) -> None:
