@@ -153,7 +153,7 @@ def _problems(part: Any) -> Iterator[str]:
             yield f"the convolution has {width} taps, but must have at least 2"
         case GroupedQueryAttention(window=int(window)) if window < 1:
             yield f"the sliding window is {window}, but must be at least 1"
-        case GroupedQueryAttention(temperature=QueryTemperature(), qk_norm=QKNorm.HEAD):
+        case GroupedQueryAttention(temperature=QueryTemperature(), qk_norm=QKNorm.HEAD | QKNorm.HEAD_ONLY):
             yield "its queries have a temperature, which the norms of its heads would undo"
         case GroupedQueryAttention(temperature=QueryTemperature(), rope=Rope(extension=LongRope())):
             yield "its queries have a temperature, which does not work with the rope type 'longrope'"
@@ -173,6 +173,8 @@ def _problems(part: Any) -> Iterator[str]:
             experts % groups or experts < 2 * groups
         ):
             yield f"{experts} experts cannot be split into {groups} groups of two or more"
+        case SoftmaxRouter(selection_bias=True, groups=groups) if groups > 1:
+            yield f"experts are selected with a bias, which is not supported in {groups} groups of experts"
         case MoE(router=SoftmaxRouter(groups=groups), experts=experts) if experts % groups:
             yield f"{experts} experts cannot be split into {groups} groups"
         case (

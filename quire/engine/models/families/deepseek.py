@@ -41,7 +41,7 @@ def _experts(config: Any, router: GroupedSigmoidRouter | SoftmaxRouter) -> MoE:
         top_k=config.num_experts_per_tok,
         router=router,
         expert=GatedExperts(act=config.hidden_act),
-        shared=config.moe_intermediate_size * config.n_shared_experts,
+        shared=config.moe_intermediate_size * (config.n_shared_experts or 0),
     )
 
 

@@ -43,6 +43,7 @@ class QKNorm(Enum):
     """Elements over which queries and keys are normalized."""
 
     HEAD = "each head"
+    HEAD_ONLY = "each head, without weights"
     ALL = "all heads together"
 
 
@@ -95,6 +96,7 @@ class GroupedQueryAttention(Attention):
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: QKNorm | None = None
+    norms_rotated: bool = False  # norms of heads follow the rope, rather than precede it
     window: int | None = None  # positions that a query attends to, including its own; in encoders on each side
     softcap: float | None = None
     sinks: bool = False  # a learned logit per head is added to the softmax's denominator
@@ -115,12 +117,16 @@ class GroupedQueryAttention(Attention):
 
 @dataclass(frozen=True, kw_only=True)
 class QueryTemperature(SpecPart):
-    """A factor of queries that grows with their position: 1 + growth * log(1 + floor(position / length)) (Llama 4)."""
+    """A factor of queries that grows with their position (Llama 4).
+
+    It is 1 + growth * log(1 + floor((position + offset) / length)).
+    """
 
     positive: ClassVar = ("length",)
 
     growth: float
     length: int
+    offset: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,11 +295,22 @@ class PlainMLP(SpecPart):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LearnedMLP(SpecPart):
+    """down(xielu(up(x))), an activation with two learned numbers for each layer (xIELU, Huang and Schlag 2024)."""
+
+    positive: ClassVar = ("size",)
+
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class SoftmaxRouter(SpecPart):
     """Select groups by their highest logit, then the top_k experts in these by the softmax of all logits.
 
     Attributes:
         renormalize: the weights of the selected experts sum to 1.
+        selection_bias: a bias of each expert is added to its softmax for the selection, but not for its weight.
+        least_sum: the sum of weights that they are divided by to sum to 1 is at least this, with a selection bias.
         groups: number of groups; 1: there are none.
         top_groups: number of groups that are selected.
         scale: factor of the weights.
@@ -303,6 +320,8 @@ class SoftmaxRouter(SpecPart):
 
     renormalize: bool = True
     bias: bool = False
+    selection_bias: bool = False
+    least_sum: float = 0.0
     groups: int = 1
     top_groups: int = 1
     scale: float = 1.0
@@ -318,6 +337,11 @@ class GroupedSigmoidRouter(SpecPart):
     top_groups: int
     renormalize: bool
     scale: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SigmoidRouter:
+    """Select the top_k experts by their logits; the weight of each is the sigmoid of its logit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -353,6 +377,7 @@ class MoE(SpecPart):
     Attributes:
         experts: number of all experts, which the router selects from.
         shared_gate: the shared expert's result is multiplied with the sigmoid of a logit of the token.
+        weighs_inputs: weights are factors of what experts read, rather than of their results.
         first_expert: index of the first expert that this rank has.
         num_local_experts: number of experts that this rank has; None: all.
     """
@@ -362,10 +387,11 @@ class MoE(SpecPart):
     size: int
     experts: int
     top_k: int
-    router: SoftmaxRouter | GroupedSigmoidRouter
+    router: SoftmaxRouter | GroupedSigmoidRouter | SigmoidRouter
     expert: GatedExperts | PlainExperts | ClampedSwigluExperts = GatedExperts()
     shared: int = 0
     shared_gate: bool = False
+    weighs_inputs: bool = False
     first_expert: int = 0
     num_local_experts: int | None = None
 
@@ -392,7 +418,7 @@ class CrossAttention(SpecPart):
     bias: bool = True
 
 
-FeedForward = GatedMLP | PlainMLP | MoE
+FeedForward = GatedMLP | PlainMLP | LearnedMLP | MoE
 
 
 @dataclass(frozen=True, kw_only=True)
