@@ -14,6 +14,7 @@ from datetime import date
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -32,7 +33,7 @@ SHAPE = {
     "max_position_embeddings": 4096,
 }
 LOADS = {"one stream": (1, 64), "16 streams": (16, 16), "a prompt of 1,024 tokens": (1, 1024)}
-IMPLEMENTATIONS = ("quire", "transformers")
+IMPLEMENTATIONS: tuple[Literal["quire", "transformers"], ...] = ("quire", "transformers")
 
 
 def measure(core: SteppedCore, load: str) -> float:

@@ -313,6 +313,21 @@ LLAMA_RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "hunyuan_v1_moe": ("hunyuan_v1_moe", {"head_dim": 16, "num_experts": 4, "moe_topk": [2, 1]}),
+    "llama4": (
+        "llama4_text",
+        {
+            "head_dim": 16,
+            "num_hidden_layers": 3,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "intermediate_size_mlp": 80,
+            "moe_layers": [0, 2],
+            "no_rope_layers": [1, 1, 0],
+            "attention_chunk_size": 32,
+            "floor_scale": 16,
+            "attn_scale": 0.3,
+        },
+    ),
     "minimax_m2": (
         "minimax_m2",
         {"head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2, "rope_parameters": _PARTIAL},

@@ -21,7 +21,8 @@ from tests.support.variants import covering, slow_but
 SEED = 1
 LONG = 140  # tokens of a prompt: several steps, and several windows
 # Windows with ropes of their own; experts that are selected with a bias; norms behind the rope; a learned activation.
-KINDS = ("olmo3", "ernie4_5_moe", "hunyuan_v1_dense", "apertus")
+# Attention within chunks, and experts whose inputs are weighed.
+KINDS = ("olmo3", "ernie4_5_moe", "hunyuan_v1_dense", "apertus", "llama4")
 FolderOf = Callable[[str], Path]
 
 
@@ -46,7 +47,7 @@ def alone(folder: Path) -> list[list[int]]:
     slow_but(
         [(case, device) for case in LLAMA_RELATIVES for device in ("cpu", "reference")],
         *((case, "cpu") for case in LLAMA_RELATIVES),
-        *((case, "reference") for case in KINDS[:2]),
+        *((case, "reference") for case in ("olmo3", "ernie4_5_moe", "llama4")),
     ),
 )
 def test_engine_equals_transformers(folder_of: FolderOf, case: str, device: Any) -> None:
@@ -80,13 +81,13 @@ def test_tokens_do_not_depend_on_the_schedule(folder_of: FolderOf, case: str, sc
     assert together(engine, workload(SEED), SEED) == alone(folder_of(case))
 
 
-@pytest.mark.parametrize(("case", "blocks"), slow_but([("olmo3", 40), ("hunyuan_v1_dense", 27)], ("olmo3", 40)))
+@pytest.mark.parametrize(("case", "blocks"), slow_but([("hunyuan_v1_dense", 27), ("llama4", 56)], ("llama4", 56)))
 def test_tokens_do_not_depend_on_preemption(folder_of: FolderOf, case: str, blocks: int) -> None:
-    """With few blocks, of which a layer with a window takes others than one without."""
+    """With few blocks."""
     model = ModelOptions(max_model_len=104)
     roomy = Engine(folder_of(case), model=model, block_size=4)
     size = blocks * roomy.info.cache_bytes // roomy.info.num_blocks
-    engine = Engine(folder_of(case), model=model, block_size=4, kv_cache_memory_bytes=size)
+    engine = Engine(folder_of(case), model=model, block_size=4, kv_cache_memory_bytes=size, max_num_batched_tokens=16)
     assert together(engine, workload(SEED), SEED) == alone(folder_of(case))
     assert engine.preemptions > 0
 
@@ -98,9 +99,11 @@ def test_tokens_do_not_depend_on_preemption(folder_of: FolderOf, case: str, bloc
             ("ernie4_5_moe", {"tensor_parallel_size": 2}),
             ("apertus", {"tensor_parallel_size": 2}),
             ("hunyuan_v1_moe", {"tensor_parallel_size": 2}),
+            ("llama4", {"tensor_parallel_size": 2}),
+            ("llama4", {"pipeline_parallel_size": 3}),
             ("olmo3", {"pipeline_parallel_size": 2}),
         ],
-        ("ernie4_5_moe", {"tensor_parallel_size": 2}),
+        ("llama4", {"tensor_parallel_size": 2}),
     ),
 )
 def test_tokens_do_not_depend_on_the_ranks(folder_of: FolderOf, case: str, parallel: dict[str, int]) -> None:
@@ -130,6 +133,9 @@ def test_bits_in_low_precision_do_not_depend_on_the_batch(folder_of: FolderOf, c
     [
         ("ernie4_5_moe", {"use_bias": True}, "use_bias is not supported"),
         ("dots1", {"layer_types": ["full_attention", "chunked_attention"]}, "type 'chunked_attention' are not"),
+        ("llama4", {"layer_types": ["sliding_attention"] * 3}, "type 'sliding_attention' are not supported"),
+        ("llama4", {"attention_chunk_size": None}, "need attention_chunk_size"),
+        ("llama4", {"attention_chunk_size": 0}, "is 0, but must be at least 1"),
     ],
 )
 def test_configs_that_are_not_supported_are_refused(
@@ -141,3 +147,10 @@ def test_configs_that_are_not_supported_are_refused(
     config.save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match=message):
         load(tmp_path, model_impl="quire")
+
+
+def test_chunks_begin_with_a_block(folder_of: FolderOf) -> None:
+    with pytest.raises(UnsupportedModel, match="chunks of 32 tokens needs a --block-size that divides 32, not 12"):
+        Engine(folder_of("llama4"), block_size=12)
+    engine = Engine(folder_of("llama4"), model=ModelOptions(max_model_len=30), block_size=12)  # within the first chunk
+    assert len(engine.generate(random_prompt(1, 20), greedy(4)).tokens) == 4

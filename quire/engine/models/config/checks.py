@@ -153,6 +153,8 @@ def _problems(part: Any) -> Iterator[str]:
             yield f"the convolution has {width} taps, but must have at least 2"
         case GroupedQueryAttention(window=int(window)) if window < 1:
             yield f"the sliding window is {window}, but must be at least 1"
+        case GroupedQueryAttention(chunk=int(chunk)) if chunk < 1:
+            yield f"the size of attention's chunks is {chunk}, but must be at least 1"
         case GroupedQueryAttention(temperature=QueryTemperature(), qk_norm=QKNorm.HEAD | QKNorm.HEAD_ONLY):
             yield "its queries have a temperature, which the norms of its heads would undo"
         case GroupedQueryAttention(temperature=QueryTemperature(), rope=Rope(extension=LongRope())):

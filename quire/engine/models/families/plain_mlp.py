@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.engine.models.families.llama import LLAMA, biased_attention, uniform
 from quire.engine.models.family import Family
 from quire.engine.models.specs.decoder import DecoderSpec, LearnedMLP, PlainMLP, QKNorm
 from quire.engine.models.specs.tensor_names import KIND, LAYER
+
+if TYPE_CHECKING:  # families are read without torch
+    from torch import Tensor
 
 _RULES = (
     (LAYER + r"mlp\.up_proj" + KIND, "ffn.up.{kind}"),
@@ -16,7 +19,13 @@ _RULES = (
     (LAYER + r"attention_layernorm\.weight", "attn_norm.weight"),
     (LAYER + r"feedforward_layernorm\.weight", "ffn_norm.weight"),
 )
-_NAMES = replace(LLAMA, rules=(*LLAMA.rules, *_RULES))
+
+
+def _flat(number: Tensor) -> Tensor:
+    return number.flatten()
+
+
+_NAMES = replace(LLAMA, rules=(*LLAMA.rules, *_RULES), convert={"ffn.beta": _flat, "ffn.eps": _flat})
 
 
 def arcee(config: Any) -> DecoderSpec:

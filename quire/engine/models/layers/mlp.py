@@ -76,14 +76,15 @@ class LearnedMLPLayer(PlainMLPLayer):
 
     Attributes:
         alpha_p, alpha_n: the learned numbers, (1,) each.
-        beta, eps: numbers that are not learned; checkpoints have them, too.
+        beta, eps: the same of numbers that are not learned; checkpoints have them, too.
     """
 
     def __init__(self, hidden: int, size: int, *, group: RankGroup | None = None) -> None:
         """`group`: see `GatedMLPLayer`."""
         super().__init__(hidden, size, "linear", bias=False, group=group)
-        self.alpha_p, self.alpha_n = (nn.Parameter(torch.empty(1), requires_grad=False) for _ in range(2))
-        self.beta, self.eps = (nn.Parameter(torch.empty(()), requires_grad=False) for _ in range(2))
+        self.alpha_p, self.alpha_n, self.beta, self.eps = (
+            nn.Parameter(torch.empty(1), requires_grad=False) for _ in range(4)
+        )
 
     def forward(self, x: Tensor, lora: LoRARows | None = None) -> Tensor:
         """(tokens, hidden) to (tokens, hidden). `lora`: see `Linear`."""

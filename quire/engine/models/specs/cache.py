@@ -30,6 +30,13 @@ class WindowCache:
 
 
 @dataclass(frozen=True)
+class ChunkCache:
+    """Keys and values of the chunk of tokens that the last one is in. `size`: tokens of a chunk."""
+
+    size: int
+
+
+@dataclass(frozen=True)
 class CrossCache:
     """Keys and values of the positions of an encoder, filled once."""
 
@@ -87,7 +94,7 @@ class CacheShape:
         return self.key_elements != self.key_dim or self.value_elements != self.value_dim
 
 
-TokenCache = FullCache | LatentCache | WindowCache
+TokenCache = FullCache | LatentCache | WindowCache | ChunkCache
 CacheKind = TokenCache | CrossCache | StateCache
 
 
@@ -104,8 +111,15 @@ class CacheGroup:
 
     @property
     def window(self) -> int | None:
-        """Positions that a token attends to; None: all."""
-        return self.kind.window if isinstance(self.kind, WindowCache) else None
+        """Positions that a token attends to at most; None: all."""
+        return _most_positions(self.kind)
+
+
+def _most_positions(kind: CacheKind) -> int | None:
+    match kind:
+        case WindowCache(window=most) | ChunkCache(size=most):
+            return most
+    return None
 
 
 def group_layers(
@@ -123,7 +137,7 @@ def group_layers(
 
     Args:
         kinds: what each layer keeps; None: nothing.
-        context_len: tokens of the longest sequence. A window that is not shorter keeps all tokens.
+        context_len: tokens of the longest sequence. A window or chunk that is not shorter keeps all tokens.
         crossing: indices of the layers with cross-attention. It reads the pages of a layer at other blocks, so no
             other layer may have the same place in a block: the layers that grow are one group then.
         beside: states that layers keep beside that, by their indices.
@@ -135,7 +149,7 @@ def group_layers(
             continue
         if isinstance(kind, StateCache):
             states.setdefault(kind, []).append(layer)
-        elif crossing or (isinstance(kind, WindowCache) and kind.window >= context_len):
+        elif crossing or (_most_positions(kind) or 0) >= context_len:
             growing.setdefault(FullCache(), []).append(layer)
         else:
             growing.setdefault(kind, []).append(layer)

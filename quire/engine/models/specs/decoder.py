@@ -26,6 +26,7 @@ from quire.engine.models.specs.audio import (
 from quire.engine.models.specs.cache import (
     CacheGroup,
     CacheShape,
+    ChunkCache,
     FullCache,
     LatentCache,
     StateArray,
@@ -98,6 +99,7 @@ class GroupedQueryAttention(Attention):
     qk_norm: QKNorm | None = None
     norms_rotated: bool = False  # norms of heads follow the rope, rather than precede it
     window: int | None = None  # positions that a query attends to, including its own; in encoders on each side
+    chunk: int | None = None  # positions are divided into chunks of so many; a query attends to those of its own
     softcap: float | None = None
     sinks: bool = False  # a learned logit per head is added to the softmax's denominator
     alibi: tuple[float, ...] | None = None  # slope of each head: its scores lose slope * distance (Press et al. 2021)
@@ -106,8 +108,10 @@ class GroupedQueryAttention(Attention):
     output_gate: bool = False  # queries' projection makes gates as well; results are multiplied with their sigmoid
 
     @property
-    def cache(self) -> FullCache | WindowCache:
+    def cache(self) -> FullCache | WindowCache | ChunkCache:
         """What it keeps in a decoder."""
+        if self.chunk is not None:
+            return ChunkCache(self.chunk)
         return FullCache() if self.window is None else WindowCache(self.window)
 
     @override
@@ -253,7 +257,7 @@ class SideBySide(Attention):
     recurrence_scale: float = 1.0
 
     @property
-    def cache(self) -> FullCache | WindowCache:
+    def cache(self) -> FullCache | WindowCache | ChunkCache:
         """What the attention keeps."""
         return self.attention.cache
 
