@@ -294,6 +294,22 @@ _LAYERS = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_at
 LLAMA_RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
     "apertus": ("apertus", {}),
     "arcee": ("arcee", {"mlp_bias": True}),
+    "deepseek_v32": (
+        "deepseek_v32",
+        {**_MLA, "index_n_heads": 8, "index_head_dim": 16, "index_topk": 24, "num_hidden_layers": 2},
+    ),
+    "glm_moe_dsa": (
+        "glm_moe_dsa",
+        {
+            **{name: value for name, value in _MLA.items() if name != "first_k_dense_replace"},
+            "index_n_heads": 8,
+            "index_head_dim": 16,
+            "index_topk": 24,
+            "num_hidden_layers": 3,
+            "indexer_types": ["full", "shared", "full"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+        },
+    ),
     "dots1": ("dots1", {**_GROUPED_EXPERTS, **_LAYERS}),
     "ernie4_5": ("ernie4_5", {"use_bias": True, "head_dim": 16}),
     "ernie4_5_moe": (

@@ -22,7 +22,8 @@ SEED = 1
 LONG = 140  # tokens of a prompt: several steps, and several windows
 # Windows with ropes of their own; experts that are selected with a bias; norms behind the rope; a learned activation.
 # Attention within chunks, and experts whose inputs are weighed.
-KINDS = ("olmo3", "ernie4_5_moe", "hunyuan_v1_dense", "apertus", "llama4")
+# Selected tokens, which layers share.
+KINDS = ("olmo3", "ernie4_5_moe", "hunyuan_v1_dense", "apertus", "llama4", "glm_moe_dsa")
 FolderOf = Callable[[str], Path]
 
 
@@ -47,7 +48,7 @@ def alone(folder: Path) -> list[list[int]]:
     slow_but(
         [(case, device) for case in LLAMA_RELATIVES for device in ("cpu", "reference")],
         *((case, "cpu") for case in LLAMA_RELATIVES),
-        *((case, "reference") for case in ("olmo3", "ernie4_5_moe", "llama4")),
+        *((case, "reference") for case in ("olmo3", "ernie4_5_moe", "llama4", "glm_moe_dsa")),
     ),
 )
 def test_engine_equals_transformers(folder_of: FolderOf, case: str, device: Any) -> None:
@@ -81,7 +82,9 @@ def test_tokens_do_not_depend_on_the_schedule(folder_of: FolderOf, case: str, sc
     assert together(engine, workload(SEED), SEED) == alone(folder_of(case))
 
 
-@pytest.mark.parametrize(("case", "blocks"), slow_but([("hunyuan_v1_dense", 27), ("llama4", 56)], ("llama4", 56)))
+@pytest.mark.parametrize(
+    ("case", "blocks"), slow_but([("glm_moe_dsa", 27), ("hunyuan_v1_dense", 27), ("llama4", 56)], ("llama4", 56))
+)
 def test_tokens_do_not_depend_on_preemption(folder_of: FolderOf, case: str, blocks: int) -> None:
     """With few blocks."""
     model = ModelOptions(max_model_len=104)
@@ -101,9 +104,12 @@ def test_tokens_do_not_depend_on_preemption(folder_of: FolderOf, case: str, bloc
             ("hunyuan_v1_moe", {"tensor_parallel_size": 2}),
             ("llama4", {"tensor_parallel_size": 2}),
             ("llama4", {"pipeline_parallel_size": 3}),
+            ("glm_moe_dsa", {"tensor_parallel_size": 2}),
+            ("deepseek_v32", {"pipeline_parallel_size": 2}),
             ("olmo3", {"pipeline_parallel_size": 2}),
         ],
         ("llama4", {"tensor_parallel_size": 2}),
+        ("glm_moe_dsa", {"tensor_parallel_size": 2}),
     ),
 )
 def test_tokens_do_not_depend_on_the_ranks(folder_of: FolderOf, case: str, parallel: dict[str, int]) -> None:
@@ -136,6 +142,8 @@ def test_bits_in_low_precision_do_not_depend_on_the_batch(folder_of: FolderOf, c
         ("llama4", {"layer_types": ["sliding_attention"] * 3}, "type 'sliding_attention' are not supported"),
         ("llama4", {"attention_chunk_size": None}, "need attention_chunk_size"),
         ("llama4", {"attention_chunk_size": 0}, "is 0, but must be at least 1"),
+        ("glm_moe_dsa", {"indexer_types": ["shared", "full", "full"]}, "shares the tokens that an earlier one"),
+        ("glm_moe_dsa", {"layer_types": ["full_attention"] * 3}, "supported is indexed_attention"),
     ],
 )
 def test_configs_that_are_not_supported_are_refused(
@@ -154,3 +162,19 @@ def test_chunks_begin_with_a_block(folder_of: FolderOf) -> None:
         Engine(folder_of("llama4"), block_size=12)
     engine = Engine(folder_of("llama4"), model=ModelOptions(max_model_len=30), block_size=12)  # within the first chunk
     assert len(engine.generate(random_prompt(1, 20), greedy(4)).tokens) == 4
+
+
+def test_a_stage_has_the_layer_that_selects_its_tokens(folder_of: FolderOf) -> None:
+    with pytest.raises(UnsupportedModel, match="--pipeline-parallel-size 2 is not supported for this model"):
+        Engine(folder_of("glm_moe_dsa"), parallel=ParallelOptions(pipeline_parallel_size=2))
+
+
+@pytest.mark.parametrize("cache_dtype", ["auto", "int8"])
+def test_all_tokens_are_selected_in_short_contexts(folder_of: FolderOf, cache_dtype: Any) -> None:
+    """The compiled kernels then compute what they compute in contexts that may become longer."""
+    prompt, logprobs = random_prompt(3, 12), []
+    for context in (24, 100):
+        model = ModelOptions(max_model_len=context, dtype="bfloat16")
+        engine = Engine(folder_of("deepseek_v32"), model=model, kv_cache_dtype=cache_dtype)
+        logprobs.append([output.logprobs for output in engine.generate(prompt, greedy(8, logprobs=3)).outputs])
+    assert logprobs[0] == logprobs[1]

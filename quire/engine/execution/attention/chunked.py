@@ -21,7 +21,7 @@ from quire.engine.execution.attention.paged import (
 )
 from quire.engine.execution.cache_layout import CacheLayout
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.models.specs.cache import ChunkCache
+from quire.engine.models.specs.cache import ChunkCache, IndexedCache
 from quire.kernels.paged_attention import AttentionMetadata
 
 
@@ -40,9 +40,24 @@ def chunk_sizes(layout: CacheLayout, block_size: int) -> list[int | None]:
     return sizes
 
 
-def refuse_chunks(layout: CacheLayout) -> None:
-    """Raise UnsupportedModel if tokens attend within chunks, of which a sequence may have several."""
+def selecting_groups(layout: CacheLayout) -> list[bool]:
+    """Return of each group that grows whether tokens attend to selected ones of their sequences."""
+    return [isinstance(group.kind, IndexedCache) for group in layout.growing]
+
+
+def check_for_devices(layout: CacheLayout) -> None:
+    """Check that attention needs nothing that is computed on the host alone.
+
+    Raises:
+        UnsupportedModel: tokens attend within chunks, of which a sequence may have several, or to selected tokens.
+    """
     for group in layout.growing:
+        if isinstance(group.kind, IndexedCache):
+            top_k = group.kind.top_k
+            raise UnsupportedModel(
+                f"attention to {top_k} selected tokens is not supported by this device in longer contexts: "
+                f"--max-model-len must be at most {top_k}"
+            )
         if isinstance(group.kind, ChunkCache):
             size = group.kind.size
             raise UnsupportedModel(

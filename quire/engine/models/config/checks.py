@@ -15,6 +15,8 @@ from quire.engine.models.specs.decoder import (
     DecoderSpec,
     GroupedQueryAttention,
     GroupedSigmoidRouter,
+    Indexer,
+    LatentAttention,
     Layer,
     MoE,
     QKNorm,
@@ -167,6 +169,12 @@ def _problems(part: Any) -> Iterator[str]:
             yield "the width of its convolutions is 1, but must be at least 2"
         case HeadStateSpace(heads=heads, groups=groups) if heads % groups:
             yield f"{heads} heads of a state space cannot be split into {groups} groups"
+        case LatentAttention(q_rank=None, indexer=Indexer()):
+            yield "its indexer needs q_lora_rank, as it reads compressed queries"
+        case Indexer(rope=Rope(dim=rotated), dim=dim) if rotated > dim:
+            yield f"the rotary dimension {rotated} exceeds the indexer's head size {dim}"
+        case TransformerSpec(layers=(Layer(attn=LatentAttention(indexer=Indexer(is_shared=True))), *_)):
+            yield "its first layer shares the tokens that an earlier one has selected, but there is none"
         case Rope(dim=dim) if dim % 2:
             yield f"the rotary dimension {dim} is odd"
         case MoE(top_k=top_k, experts=experts) if top_k > experts:

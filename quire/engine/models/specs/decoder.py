@@ -28,6 +28,7 @@ from quire.engine.models.specs.cache import (
     CacheShape,
     ChunkCache,
     FullCache,
+    IndexedCache,
     LatentCache,
     StateArray,
     StateCache,
@@ -181,11 +182,40 @@ class DisentangledAttention(Attention):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Indexer(SpecPart):
+    """Selects the `top_k` earlier tokens that a token attends to (DeepSeek sparse attention, the lightning indexer).
+
+    The score of a token is a sum over heads: weight * relu(query * key). All heads have the same key.
+
+    Attributes:
+        heads: number of heads.
+        dim: elements of a key.
+        top_k: number of tokens; in shorter contexts all are attended to.
+        rope: of the first elements of queries and keys.
+        is_shared: there is no indexer; the tokens are those that the last layer with one has selected.
+    """
+
+    positive: ClassVar = ("heads", "dim", "top_k")
+
+    heads: int
+    dim: int
+    top_k: int
+    rope: Rope | None
+    is_shared: bool = False
+
+    @property
+    def key_dim(self) -> int:
+        """Elements that are cached of a token."""
+        return 0 if self.is_shared else self.dim
+
+
+@dataclass(frozen=True, kw_only=True)
 class LatentAttention(Attention):
     """Multi-head latent attention (MLA): one cached vector of kv_rank + shared_dim elements for keys and values.
 
     Attributes:
         shared_dim: elements of keys that all heads have in common; all of them are rotated, if there is a rope.
+        indexer: selects the tokens that are attended to; its keys lie behind the cached vectors. None: all are.
     """
 
     description: ClassVar = "latent attention (MLA)"
@@ -200,15 +230,21 @@ class LatentAttention(Attention):
     scale: float
     rope: Rope | None  # None: no position embedding
     bias: bool = False
+    indexer: Indexer | None = None
 
     @property
     def cache(self) -> LatentCache:
         """What it keeps."""
-        return LatentCache()
+        return LatentCache() if self.indexer is None else IndexedCache(self.indexer.top_k)
+
+    @property
+    def key_dim(self) -> int:
+        """Elements of a cached vector, and of the indexer's key behind it."""
+        return self.kv_rank + self.shared_dim + (0 if self.indexer is None else self.indexer.key_dim)
 
     @override
     def cache_shape(self, alignment: int = 1) -> CacheShape:
-        return CacheShape(1, self.kv_rank + self.shared_dim, self.kv_rank, values_in_keys=True, alignment=alignment)
+        return CacheShape(1, self.key_dim, self.kv_rank, values_in_keys=True, alignment=alignment)
 
 
 @dataclass(frozen=True, kw_only=True)
