@@ -90,12 +90,12 @@ class _Part(NamedTuple):
     Attributes:
         block: index of the chunk's first block in the sequence.
         length: positions of the chunk, with those of the queries.
-        count: number of queries.
+        queries: number of queries.
     """
 
     block: int
     length: int
-    count: int
+    queries: int
 
 
 def _split(length: int, count: int, size: int, block_size: int) -> Iterator[_Part]:
@@ -132,7 +132,7 @@ def _divided(metadata: AttentionMetadata, size: int, block_size: int) -> Attenti
         tables[index, : len(blocks)] = blocks
     lengths = torch.tensor([part.length for _, part in parts], dtype=metadata.seq_lens.dtype)
     return AttentionMetadata(
-        tables, lengths, torch.tensor([singles, len(parts), *(part.count for _, part in parts)], dtype=torch.int64)
+        tables, lengths, torch.tensor([singles, len(parts), *(part.queries for _, part in parts)], dtype=torch.int64)
     )
 
 
@@ -146,5 +146,5 @@ def _parts(
     assert attend.visible is None
     for part in _split(attend.length, end - begin, size, block_size):
         table = attend.table[part.block : part.block + -(-part.length // block_size)]
-        yield begin, begin + part.count, PrefillSpan(table, part.length)
-        begin += part.count
+        yield begin, begin + part.queries, PrefillSpan(table, part.length)
+        begin += part.queries

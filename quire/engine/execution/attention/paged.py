@@ -203,8 +203,9 @@ class PagedAttention(StepAttention):
             out = self._attend(cache, q, params, last_layer, False)
         attend_selected(q, out, cache, params, selection, places)
         out = out[..., : cache.shape.value_dim]
-        only_logits = last_layer and last_token_only and self.logits_indices is not None
-        return take_rows(out.flatten(1), self.logits_indices).unflatten(1, out.shape[1:]) if only_logits else out
+        if last_layer and last_token_only and self.logits_indices is not None:
+            return _select(out, self.logits_indices)
+        return out
 
     @override
     def projected(
