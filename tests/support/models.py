@@ -316,7 +316,35 @@ LLAMA_RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
         "ernie4_5_moe",
         {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 48, "moe_num_shared_experts": 1},
     ),
+    "cwm": ("cwm", {**_LAYERS, "head_dim": 16, "rope_parameters": _LLAMA3, "bos_token_id": 0}),
     "exaone4": ("exaone4", _LAYERS),
+    "exaone_moe": (
+        "exaone_moe",
+        {
+            **{name: value for name, value in _GROUPED_EXPERTS.items() if name not in ("n_routed_experts",)},
+            **_LAYERS,
+            "num_experts": 8,
+            "num_shared_experts": 1,
+            "mlp_layer_types": ["dense", "sparse"],
+        },
+    ),
+    "flex_olmo": ("flex_olmo", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "glm4_moe_lite": (
+        "glm4_moe_lite",
+        {
+            **{name: value for name, value in _MLA.items() if name != "first_k_dense_replace"},
+            "num_hidden_layers": 2,
+            "mlp_layer_types": ["dense", "sparse"],
+        },
+    ),
+    "olmoe": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "solar_open": (
+        "solar_open",
+        {
+            **{name: value for name, value in _GROUPED_EXPERTS.items() if name != "first_k_dense_replace"},
+            "head_dim": 16,
+        },
+    ),
     "exaone4-rope": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
     "glm": ("glm", {"head_dim": 16, "rope_parameters": _PARTIAL}),
     "glm4": ("glm4", {"head_dim": 32, "rope_parameters": _PARTIAL}),

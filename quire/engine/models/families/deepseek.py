@@ -1,4 +1,4 @@
-"""DeepSeek V2, V3, R1 and V3.2, and GLM-5."""
+"""DeepSeek V2, V3, R1 and V3.2, GLM-4.7-Flash and GLM-5."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from quire.engine.models.families.llama import LLAMA, decoder, mlp
 from quire.engine.models.family import Family
 from quire.engine.models.specs.decoder import (
     DecoderSpec,
+    FeedForward,
     GatedExperts,
     GroupedSigmoidRouter,
     Indexer,
@@ -72,6 +73,25 @@ def deepseek_v2(config: Any) -> DecoderSpec:
     return _latent_decoder(config, _experts(config, router), interleaved=True)
 
 
+def glm4_moe_lite(config: Any) -> DecoderSpec:
+    """GLM-4.7-Flash: DeepSeek V3 whose config says which layers are dense."""
+    attn = _latent_attention(config, interleaved=bool(config.rope_interleave))
+    return decoder(config, [Layer(attn=attn, ffn=ffn) for ffn in _listed_feed_forwards(config)])
+
+
+def _listed_feed_forwards(config: Any) -> list[FeedForward]:
+    """The feed-forwards of all layers, by `mlp_layer_types`.
+
+    Raises:
+        UnsupportedModel: there are other types than dense and sparse, or too few or too many.
+    """
+    kinds = config.mlp_layer_types
+    if set(kinds) - {"dense", "sparse"} or len(kinds) != config.num_hidden_layers:
+        raise UnsupportedModel(f"mlp_layer_types must name {config.num_hidden_layers} layers, each dense or sparse")
+    experts, dense = grouped_experts(config), mlp(config)
+    return [experts if kind == "sparse" else dense for kind in kinds]
+
+
 def deepseek_v32(config: Any) -> DecoderSpec:
     """DeepSeek V3.2: V3 with an indexer in each layer, whose rope does not rotate adjacent elements."""
     return _indexed(config, [False] * config.num_hidden_layers, interleaved=False)
@@ -98,13 +118,10 @@ def _indexed(config: Any, shared: Sequence[bool], *, interleaved: bool) -> Decod
         top_k=config.index_topk,
         rope=rope_of(config, config.qk_rope_head_dim, interleaved=interleaved),
     )
-    attn, experts = _latent_attention(config, interleaved=True), grouped_experts(config)
+    attn = _latent_attention(config, interleaved=True)
     layers = [
-        Layer(
-            attn=replace(attn, indexer=replace(indexer, is_shared=is_shared)),
-            ffn=experts if kind == "sparse" else mlp(config),
-        )
-        for is_shared, kind in zip(shared, config.mlp_layer_types, strict=True)
+        Layer(attn=replace(attn, indexer=replace(indexer, is_shared=is_shared)), ffn=ffn)
+        for is_shared, ffn in zip(shared, _listed_feed_forwards(config), strict=True)
     ]
     return decoder(config, layers)
 
@@ -148,5 +165,6 @@ FAMILIES = (
     Family(name="deepseek_v2", config_types=("deepseek_v2",), spec=deepseek_v2, tensors=LLAMA),
     Family(name="deepseek_v3", config_types=("deepseek_v3",), spec=deepseek_v3, tensors=LLAMA),
     Family(name="deepseek_v32", config_types=("deepseek_v32",), spec=deepseek_v32, tensors=_INDEXED),
+    Family(name="glm4_moe_lite", config_types=("glm4_moe_lite",), spec=glm4_moe_lite, tensors=LLAMA),
     Family(name="glm_moe_dsa", config_types=("glm_moe_dsa",), spec=glm_moe_dsa, tensors=_INDEXED),
 )

@@ -36,11 +36,11 @@ def _glm(config: Any, *, branch_output_norm: bool, **attn: Any) -> DecoderSpec:
 
 
 def glm4_moe(config: Any) -> DecoderSpec:
-    """GLM-4.5: DeepSeek's experts, dense first layers."""
+    """GLM-4.5, and Solar Open without dense layers: DeepSeek's experts, dense first layers."""
     rope = rope_of(config, head_dim(config), partial=True)
     norm = QKNorm.HEAD if getattr(config, "use_qk_norm", False) else None
     attn = attention(config, qkv_bias=bool(config.attention_bias), rope=rope, qk_norm=norm)
-    experts, dense = grouped_experts(config), config.first_k_dense_replace
+    experts, dense = grouped_experts(config), getattr(config, "first_k_dense_replace", 0)
     layers = [
         Layer(attn=attn, ffn=mlp(config) if index < dense else experts) for index in range(config.num_hidden_layers)
     ]
@@ -50,5 +50,5 @@ def glm4_moe(config: Any) -> DecoderSpec:
 FAMILIES = (
     Family(name="glm", config_types=("glm",), spec=glm, tensors=LLAMA),
     Family(name="glm4", config_types=("glm4",), spec=glm4, tensors=GLM4),
-    Family(name="glm4_moe", config_types=("glm4_moe",), spec=glm4_moe, tensors=LLAMA),
+    Family(name="glm4_moe", config_types=("glm4_moe", "solar_open"), spec=glm4_moe, tensors=LLAMA),
 )

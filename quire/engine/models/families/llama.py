@@ -44,7 +44,7 @@ _RULES = (
     (LAYER + r"mlp\.shared_experts?\.down_proj\.weight", "ffn.shared.down.weight"),
     (LAYER + r"mlp\.shared_expert_gate\.weight", "ffn.shared_gate.weight"),
     (LAYER + r"(?:mlp|block_sparse_moe)\.(?:gate|router)" + KIND, "ffn.router.{kind}"),
-    (LAYER + r"(?:mlp\.gate|block_sparse_moe)\.e_score_correction_bias", "ffn.score_bias"),
+    (LAYER + r"(?:mlp|mlp\.gate|block_sparse_moe)\.e_score_correction_bias", "ffn.score_bias"),
     (_EXPERTS + r"(?P<expert>\d+)\.(?P<part>gate|up)_proj" + KIND, "ffn.experts.{expert}.gate_up.{kind}"),
     (_EXPERTS + r"(?P<expert>\d+)\.down_proj" + KIND, "ffn.experts.{expert}.down.{kind}"),
     (_EXPERTS + r"(?P<expert>\d+)\.(?P<part>w1|w3)\.weight", "ffn.experts.{expert}.gate_up.weight"),
@@ -195,6 +195,12 @@ def ministral(config: Any) -> DecoderSpec:
     return decoder(config, [Layer(attn=attn, ffn=mlp(config)) for attn in windowed(config, attention(config))])
 
 
+def cwm(config: Any) -> DecoderSpec:
+    """CWM: a sliding window on some layers."""
+    attns = windowed(config, attention(config))
+    return decoder(config, [Layer(attn=attn, ffn=biased_mlp(config)) for attn in attns])
+
+
 def ministral3(config: Any) -> DecoderSpec:
     """Ministral 3: Mistral whose queries grow with their positions."""
     params = rope_parameters(config)
@@ -245,17 +251,6 @@ def olmo3(config: Any) -> DecoderSpec:
     return decoder(config, layers)
 
 
-def exaone4(config: Any) -> DecoderSpec:
-    """EXAONE 4: norms after the branches only; where some layers have sliding windows, the others have no rope."""
-    attn = attention(config, qk_norm=QKNorm.HEAD)
-    attns = [attn] * config.num_hidden_layers
-    if config.sliding_window is not None:
-        attns = [each if each.window is not None else replace(each, rope=None) for each in windowed(config, attn)]
-    return decoder(
-        config, [Layer(attn=each, ffn=mlp(config), pre_norm=False, branch_output_norm=True) for each in attns]
-    )
-
-
 def seed_oss(config: Any) -> DecoderSpec:
     """Seed-OSS: Llama with biases that are set one by one."""
     biases = {"qkv_bias": bool(config.attention_bias), "out_bias": bool(config.attention_out_bias)}
@@ -285,7 +280,7 @@ def smollm3(config: Any) -> DecoderSpec:
 
 
 FAMILIES = (
-    Family(name="exaone4", config_types=("exaone4",), spec=exaone4, tensors=LLAMA_OUTPUT_NORMS),
+    Family(name="cwm", config_types=("cwm",), spec=cwm, tensors=LLAMA),
     Family(name="granite", config_types=("granite",), spec=granite, tensors=LLAMA),
     Family(name="llama", config_types=("llama",), spec=llama, tensors=LLAMA),
     Family(name="mistral", config_types=("mistral",), spec=mistral, tensors=LLAMA),

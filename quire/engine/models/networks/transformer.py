@@ -123,7 +123,8 @@ def ropes_of(spec: TransformerSpec) -> set[Rope]:
     """The ropes of all layers."""
     attns = [layer.attn for layer in spec.layers]
     indexers = [attn.indexer for attn in attns if isinstance(attn, LatentAttention) and attn.indexer is not None]
-    return {part.rope for part in (*attns, *indexers) if part.rope is not None}
+    ropes = [*(attn.rope for attn in attns), *(indexer.rope for indexer in indexers)]
+    return {rope for rope in ropes if rope is not None}
 
 
 def _grouped(spec: TransformerSpec) -> list[GroupedQueryAttention]:
