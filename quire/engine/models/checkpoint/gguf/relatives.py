@@ -147,7 +147,7 @@ def _llama4(facts: GgufFacts) -> Relative:
     check_whole_heads(facts)
     experts = facts.optional_integer(".expert_count") or 0
     dense = facts.integer(".feed_forward_length")
-    fields = {
+    fields: dict[str, Any] = {
         "intermediate_size": facts.optional_integer(".expert_feed_forward_length") or dense,
         "intermediate_size_mlp": dense,
         "num_local_experts": max(1, experts),
