@@ -12,6 +12,7 @@ from typing_extensions import override
 from quire.allocator import return_freed_memory
 from quire.config.options import EngineOptions
 from quire.engine.execution.attention.backend import AttentionBackend
+from quire.engine.execution.attention.chunked import check_for_devices
 from quire.engine.execution.attention.flash_attn import FlashAttention
 from quire.engine.execution.attention.flashinfer import (
     AttentionKind,
@@ -100,6 +101,7 @@ class TritonDevice(Device):
     def attention(
         self, cache: KVCache, table: RequestTable, model: LanguageModel, dtype: torch.dtype, options: EngineOptions
     ) -> AttentionBackend:
+        check_for_devices(cache.layout)
         match options.attention_backend:
             case "flash_attn":
                 return FlashAttention(cache, dtype)
