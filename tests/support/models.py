@@ -277,6 +277,44 @@ DELTA_NETS: dict[str, tuple[str, dict[str, Any]]] = {
     "kimi_linear": ("kimi_linear", _KIMI),
 }
 
+_LAYER_INPUTS = {
+    "head_dim": 32,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+    "num_kv_shared_layers": 2,
+    "final_logit_softcapping": 30.0,
+}
+# Layers with inputs of their own, and with keys of earlier layers.
+LAYER_INPUTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma4": ("gemma4_text", {**_LAYER_INPUTS, "global_head_dim": 64, "use_double_wide_mlp": True}),
+    "gemma4-moe": (
+        "gemma4_text",
+        {
+            **_LAYER_INPUTS,
+            "global_head_dim": 64,
+            "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 48,
+        },
+    ),
+    "gemma3n": (
+        "gemma3n_text",
+        {
+            **_LAYER_INPUTS,
+            "vocab_size_per_layer_input": VOCAB_SIZE - 20,
+            "laurel_rank": 16,
+            "activation_sparsity_pattern": [0.9, 0.0, 0.5, 0.0],
+        },
+    ),
+}
+
 # Models that run as transformers' own implementation, with its attention replaced.
 FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "diffllama": ("diffllama", {}),  # calls attention twice in each layer
@@ -312,7 +350,7 @@ FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def make_model(case: str, *, seed: int = 0, **changes: Any) -> Any:
     """Build a transformers model of a case in float32, with weights large enough for distinct logits."""
-    model_type, overrides = {**DECODERS, **FALLBACKS, **STATE_SPACES, **DELTA_NETS}[case]
+    model_type, overrides = {**DECODERS, **FALLBACKS, **STATE_SPACES, **DELTA_NETS, **LAYER_INPUTS}[case]
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(seed)

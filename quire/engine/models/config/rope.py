@@ -18,7 +18,7 @@ from quire.engine.models.specs.rope import DynamicNtk, LongRope, Rope
 Frequencies = npt.NDArray[Any]
 Params = dict[str, Any]
 
-_UNSCALED = ("default", "dynamic", "longrope")
+_UNSCALED = ("default", "dynamic", "longrope", "proportional")
 
 
 def rope_of(
@@ -43,6 +43,8 @@ def rope_of(
     if kind not in _SCALINGS and kind not in _UNSCALED:
         supported = ", ".join(sorted((*_SCALINGS, *_UNSCALED)))
         raise UnsupportedModel(f"rope type {kind!r} is not supported; supported are {supported}")
+    if kind == "proportional":
+        return _proportional(params, head_dim)
     dim = head_dim
     if partial or kind != "default":
         dim = int(head_dim * params.get("partial_rotary_factor", 1.0))
@@ -74,6 +76,16 @@ def rope_of(
     scaled = _SCALINGS[kind](plain, params, trained) if kind in _SCALINGS else plain
     factor = _yarn_factor(params) if kind == "yarn" else 1.0
     return Rope(dim=rotated, inv_freq=_values(scaled), factor=factor, interleaved=interleaved)
+
+
+def _proportional(params: Params, head_dim: int) -> Rope:
+    """A rope of whole heads, in which only the pairs with the highest frequencies rotate."""
+    rotated = int(params.get("partial_rotary_factor", 1.0) * head_dim // 2)
+    exponents = np.arange(0, 2 * rotated, 2, dtype=np.float32) / np.float32(head_dim)
+    plain: Frequencies = np.float32(1) / np.power(np.float32(params["rope_theta"]), exponents)
+    frequencies = np.zeros(head_dim // 2, np.float32)
+    frequencies[:rotated] = plain / np.float32(params.get("factor", 1.0))
+    return Rope(dim=head_dim, inv_freq=_values(frequencies))
 
 
 def rope_parameters(config: Any) -> Params:

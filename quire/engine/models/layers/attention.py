@@ -11,6 +11,8 @@ from quire.engine.models.layers.norm import LayerNorm, RMSNorm, make_norm
 from quire.engine.models.layers.parallel import row_parallel
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.specs.decoder import GroupedQueryAttention, QKNorm, StackSpec
+from quire.kernels.capture import split_heads
+from quire.kernels.head_norm import norm_heads_in_place
 from quire.kernels.output_gate import gates_of, sigmoid_gate, without_gates
 from quire.kernels.paged_attention import AttentionParams
 from quire.kernels.projected_heads import ProjectedHeads, QKNormWeights
@@ -38,7 +40,9 @@ class GroupedAttentionLayer(nn.Module):
         self.q_norm, self.k_norm = (self._norm(size, model) for size in (queries, keys))
         self.sinks = nn.Parameter(torch.empty(spec.heads), requires_grad=False) if spec.sinks else None
         self.key_scale = self.value_scale = 1.0
+        self._eps = model.norm.eps
         self.head_scales: Tensor | None = None
+        self._ones: Tensor | None = None  # weights of the norm of values, made when first needed
         self.alibi = None if spec.alibi is None else torch.tensor(spec.alibi, dtype=torch.float32, device="cpu")
 
     def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
@@ -56,6 +60,8 @@ class GroupedAttentionLayer(nn.Module):
                 qkv = self._norm_heads(qkv)
             else:
                 norms = QKNormWeights(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps, self.q_norm.offset)
+        if spec.value_norm:
+            self._norm_values(qkv)
         if spec.temperature is not None:  # before the rope, which rotates: the results are the same
             qkv[:, : self.qkv.parts[0]] *= step.query_factors[spec.temperature].to(qkv.dtype)
         rope = None if spec.rope is None else step.ropes[spec.rope]
@@ -85,6 +91,13 @@ class GroupedAttentionLayer(nn.Module):
             attended = sigmoid_gate(attended, gates_of(projected, spec.heads, spec.head_dim))
         out: Tensor = self.out(attended.flatten(1), lora=step.lora_rows(last_layer=last_layer))
         return out
+
+    def _norm_values(self, qkv: Tensor) -> None:
+        spec = self.spec
+        if self._ones is None:
+            self._ones = qkv.new_ones(spec.head_dim)
+        values = split_heads(qkv[:, sum(self.qkv.parts[:2]) :], spec.kv_heads, spec.head_dim)
+        norm_heads_in_place(values, self._ones, self._eps)
 
     def _norm_heads(self, qkv: Tensor) -> Tensor:
         """Layer norms of each head of queries and keys."""

@@ -11,6 +11,7 @@ from quire.engine.models.specs.decoder import (
     Attention,
     DecoderSpec,
     FeedForward,
+    GatedMLP,
     GroupedQueryAttention,
     LatentAttention,
     Layer,
@@ -19,8 +20,9 @@ from quire.engine.models.specs.decoder import (
     QKNorm,
     Recurrence,
 )
+from quire.engine.models.specs.shared_keys import SharedKeysAttention
 
-_DivisibleAttention = GroupedQueryAttention | LatentAttention
+_DivisibleAttention = GroupedQueryAttention | LatentAttention | SharedKeysAttention
 
 
 def part_of(spec: DecoderSpec, placement: Placement) -> DecoderSpec:
@@ -109,6 +111,8 @@ def _shard_attention(attn: Attention, rank: int, size: int) -> Attention:
     heads = attn.heads // size
     if isinstance(attn, LatentAttention):
         return replace(attn, heads=heads)
+    if isinstance(attn, SharedKeysAttention):
+        return replace(attn, heads=heads, kv_heads=max(1, attn.kv_heads // size))
     alibi = None if attn.alibi is None else attn.alibi[rank * heads : (rank + 1) * heads]
     return replace(attn, heads=heads, kv_heads=max(1, attn.kv_heads // size), alibi=alibi)
 
@@ -137,6 +141,15 @@ def check_divisible(spec: DecoderSpec, placement: Placement) -> None:
         raise UnsupportedModel(
             f"--pipeline-parallel-size is {placement.stages}, but the model has {len(spec.layers)} layers: "
             "it must not be larger than that"
+        )
+    if placement.stages > 1 and spec.layer_embeddings is not None:
+        raise UnsupportedModel(
+            "--pipeline-parallel-size must be 1 for models whose layers have embeddings of their own, as all of these "
+            "are made before the first layer"
+        )
+    if placement.stages > 1 and any(isinstance(layer.attn, SharedKeysAttention) for layer in spec.layers):
+        raise UnsupportedModel(
+            "--pipeline-parallel-size must be 1 for models whose layers read keys of earlier layers"
         )
     problem = _problem(spec, placement.tensor_size, placement.expert_parallel)
     if problem is not None:
@@ -178,6 +191,8 @@ def _attention_problem(layer: Layer, size: int) -> str | None:
         return None
     if attn.kv_heads % size and size % attn.kv_heads:
         return f"{attn.kv_heads} KV heads"
+    if isinstance(attn, SharedKeysAttention):
+        return None
     if attn.qk_norm is QKNorm.ALL:
         return "a norm of queries and keys over all heads"
     return None if attn.relative_bias is None else "attention with a relative position bias"
@@ -187,6 +202,8 @@ def _feed_forward_problem(ffn: FeedForward | None, size: int, expert_parallel: b
     if ffn is None:
         return None
     if not isinstance(ffn, MoE):
+        if isinstance(ffn, GatedMLP) and ffn.sparsity:
+            return "a feed-forward whose gates are compared with each other"
         return _indivisible(ffn.size, size, "an intermediate size")
     if ffn.shared % size:
         return f"a shared expert's intermediate size of {ffn.shared}"
