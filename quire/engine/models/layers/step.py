@@ -63,6 +63,8 @@ class StepContext:
         chunk_mask: (chunks, positions) bool: the positions that each chunk of a `ChunkedAttention` can attend to exist.
         items: see `ModelInputs`.
         query_factors: (tokens, 1) factors of the queries of layers that have a temperature.
+        positions: see `ModelInputs`.
+        embedded: (tokens, hidden) the input of the first layer, in models with other layers that read it.
         layer_inputs: (tokens, layers * size) the inputs of layers, see `LayerEmbeddings`; None: they have none.
     """
 
@@ -79,6 +81,8 @@ class StepContext:
     chunk_mask: Tensor | None = None
     items: ItemEmbeddings | None = None
     query_factors: dict[QueryTemperature, Tensor] = field(default_factory=dict)
+    positions: Tensor | None = None
+    embedded: Tensor | None = None
     layer_inputs: Tensor | None = None
 
     def of_logits_rows(self, attend: StepAttention) -> StepContext:
@@ -99,6 +103,7 @@ class StepContext:
             last_token_only=False,
             lora=None if self.lora is None else StepLoRA(self.lora.logits, self.lora.logits),
             items=None,
+            positions=None if self.positions is None else self.positions[..., rows],
             query_factors={each: take_rows(factors, rows) for each, factors in self.query_factors.items()},
             layer_inputs=None if self.layer_inputs is None else take_rows(self.layer_inputs, rows),
         )

@@ -19,6 +19,7 @@ from quire.engine.models.layers.disentangled_attention import DisentangledAttent
 from quire.engine.models.layers.latent_attention import LatentAttentionLayer
 from quire.engine.models.layers.layer_inputs import LayerInputGate, OutputScale
 from quire.engine.models.layers.linear import Linear
+from quire.engine.models.layers.linear_recurrence import DecayingAttentionLayer, LinearRecurrenceLayer
 from quire.engine.models.layers.mlp import GatedMLPLayer, PlainMLPLayer
 from quire.engine.models.layers.moe import MoELayer
 from quire.engine.models.layers.norm import add_and_norm, make_norm
@@ -26,6 +27,7 @@ from quire.engine.models.layers.shared_keys import SharedKeysLayer
 from quire.engine.models.layers.state_space import ChannelStateSpaceLayer, HeadStateSpaceLayer, ShortConvLayer
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.layers.streams import LayerStreams, SideBranch, StreamEnds
+from quire.engine.models.networks.shared_block import BlockBeforeRecurrenceLayer, share_blocks
 from quire.engine.models.specs.decoder import (
     Attention,
     ConformerLayer,
@@ -37,12 +39,15 @@ from quire.engine.models.specs.decoder import (
     Layer,
     MoE,
     NoAttention,
+    NormedResidual,
     ParallelResidual,
     PlainMLP,
     SideBySide,
     StackSpec,
 )
 from quire.engine.models.specs.delta_net import GatedDeltaNet
+from quire.engine.models.specs.linear_recurrence import DecayingAttention, GatedLinearRecurrence
+from quire.engine.models.specs.shared_block import BlockBeforeRecurrence
 from quire.engine.models.specs.shared_keys import SharedKeysAttention
 from quire.engine.models.specs.state_space import ChannelStateSpace, HeadStateSpace, ShortConvolution
 from quire.kernels.add_scaled import add_scaled, scaled
@@ -68,6 +73,7 @@ class TransformerLayer(nn.Module):
         super().__init__()
         self.scale = spec.residual_scale
         self.parallel = spec.parallel
+        self.normed_residual = spec.normed_residual
         self.attn = None if isinstance(spec.attn, NoAttention) else _attention(index, spec.attn, model, group)
         self.ffn = None if spec.ffn is None else _feed_forward(spec.ffn, model, group)
 
@@ -102,6 +108,8 @@ class TransformerLayer(nn.Module):
     def _branches(self, x: Tensor, step: StepContext, *, last_layer: bool) -> Tensor:
         if self.attn is None or self.ffn is None:
             return self._one_branch(x, step, last_layer=last_layer)
+        if self.normed_residual is not None:
+            return self._with_normed_residual(x, self.normed_residual, step, last_layer=last_layer)
         rows = step.lora_rows(last_layer=last_layer)
         ffn = self.ffn if rows is None else partial(self.ffn, lora=rows)
         normed = self.attn_norm(x)
@@ -125,6 +133,18 @@ class TransformerLayer(nn.Module):
             branch, scale = self.cross(read, step, logits_rows=logits_rows), 1.0
         x, read = add_and_norm(self.ffn_norm, x, branch, scale)
         return add_scaled(x, self.ffn_output_norm(ffn(read)), self.scale)
+
+    def _with_normed_residual(
+        self, x: Tensor, factors: NormedResidual, step: StepContext, *, last_layer: bool
+    ) -> Tensor:
+        assert self.attn is not None
+        assert self.ffn is not None
+        normed = self.attn_norm(x)
+        attended = self.attn(normed, step, last_layer=last_layer)
+        if last_layer and step.last_token_only and step.logits_indices is not None:
+            normed = take_rows(normed, step.logits_indices)
+        normed = self.ffn_norm(add_scaled(scaled(normed, factors.attn_residual), attended, factors.attn_branch))
+        return add_scaled(scaled(normed, factors.ffn_residual), self.ffn(normed), factors.ffn_branch)
 
     def _with_streams(self, x: Tensor, streams: LayerStreams, step: StepContext, *, last_layer: bool) -> Tensor:
         """(tokens, count * hidden) to the same, of a layer whose tokens have several hidden states; see `Streams`."""
@@ -184,6 +204,7 @@ class LayerStack(nn.Module):
             for index, layer in enumerate(spec.layers)
         )
         self.layers = nn.ModuleList(layers)
+        share_blocks(layer.attn for layer in self.layers if isinstance(layer, TransformerLayer))
         self._order = tuple(range(len(self.layers))) if spec.order is None else spec.order
         self.norm = make_norm(spec.hidden, spec.norm) if spec.final_norm else nn.Identity()
         self.stream_ends: StreamEnds | None = None
@@ -252,6 +273,11 @@ _ATTENTION_LAYERS: dict[type[Attention], Callable[[int, Any, StackSpec, RankGrou
     HeadStateSpace: HeadStateSpaceLayer,
     SharedKeysAttention: SharedKeysLayer,
     SideBySide: SideBySideLayer,
+    GatedLinearRecurrence: LinearRecurrenceLayer,
+    DecayingAttention: DecayingAttentionLayer,
+    BlockBeforeRecurrence: lambda index, spec, model, group: BlockBeforeRecurrenceLayer(
+        index, spec, model, group, _attention
+    ),
 }
 
 

@@ -21,6 +21,7 @@ from quire.engine.models.layers.streams import StreamEnds
 from quire.engine.models.networks.stack import LayerStack
 from quire.engine.models.specs.decoder import DecoderSpec, DisentangledAttention, GroupedQueryAttention, TransformerSpec
 from quire.engine.models.specs.rope import Rope
+from quire.engine.models.specs.shared_block import BlockBeforeRecurrence
 
 
 class Transformer(LayerStack):
@@ -51,6 +52,7 @@ class Transformer(LayerStack):
         self.relative_bias = RelativeBiasTable(biases[0], _grouped(spec)[0].heads) if biases else None
         tables = [layer.attn for layer in spec.layers if isinstance(layer.attn, DisentangledAttention)]
         self.relative_positions = RelativePositions(tables[0], spec) if tables else None
+        self._reads_embedded = any(isinstance(layer.attn, BlockBeforeRecurrence) for layer in spec.layers)
         self.layer_embeddings = _layer_embeddings(spec)
         if isinstance(spec, DecoderSpec) and spec.streams is not None:
             self.stream_ends = StreamEnds(spec.streams, spec.hidden)
@@ -74,6 +76,8 @@ class Transformer(LayerStack):
     def _begun(self, inputs: ModelInputs, step: StepContext) -> tuple[Tensor, StepContext]:
         """The input of the first layer, and the step with what layers read of it."""
         x = self._embedded(inputs)
+        if self._reads_embedded:
+            step = replace(step, embedded=x)
         if self.layer_embeddings is not None:
             step = replace(step, layer_inputs=self.layer_embeddings(inputs.token_ids, x))
         return x if self.stream_ends is None else self.stream_ends.expanded(x), step
@@ -103,6 +107,7 @@ class Transformer(LayerStack):
             inputs.states,
             items=inputs.items,
             query_factors={each: query_factors(each, inputs.positions) for each in self._temperatures},
+            positions=inputs.positions,
         )
 
     @property

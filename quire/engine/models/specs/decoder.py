@@ -436,6 +436,16 @@ class ParallelResidual(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NormedResidual:
+    """y = a * norm(x) + b * attn(norm(x)), and the same with ffn and factors of its own (MiniMax)."""
+
+    attn_residual: float = 1.0
+    attn_branch: float = 1.0
+    ffn_residual: float = 1.0
+    ffn_branch: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Layer:
     """x + scale * post(attn(pre(x))), and the same with ffn; pre and post are norms, if enabled.
 
@@ -447,6 +457,7 @@ class Layer:
         cross: cross-attention between attention and feed-forward, with a norm before it; not in layers
             with `post_ln` or `parallel`.
         ffn: None: the layer is attention, or what is in its place, alone; then x + scale * attn(pre(x)).
+        normed_residual: residuals are the results of norms, with factors; None: they are not.
         layer_input: what is added behind attention and feed-forward, from the layer's own input.
         output_scale: the result has a learned factor.
         streams: the hidden states of a token, if there are several.
@@ -462,6 +473,7 @@ class Layer:
     parallel: ParallelResidual | None = None
     residual_scale: float = 1.0
     cross: CrossAttention | None = None
+    normed_residual: NormedResidual | None = None
     layer_input: LayerInput | None = None
     output_scale: bool = False
     streams: Streams | None = None
