@@ -16,7 +16,15 @@ def norm_heads_in_place(x: Tensor, weight: Tensor, eps: float) -> None:
     dim = x.shape[2]
     if native.LANES <= dim <= native.MAX_DIM and dim % native.LANES == 0 and native.supports(x, weight):
         native.kernels.qk_norm_rope(
-            x=x, cos=None, sin=None, q_weight=weight, k_weight=weight, q_heads=x.shape[1], k_heads=0, eps=eps, offset=0.0
+            x=x,
+            cos=None,
+            sin=None,
+            q_weight=weight,
+            k_weight=weight,
+            q_heads=x.shape[1],
+            k_heads=0,
+            eps=eps,
+            offset=0.0,
         )
         return
     x.copy_(rms_norm(x.reshape(-1, dim), weight, eps).view(x.shape))

@@ -311,6 +311,7 @@ RECURRENCES: dict[str, tuple[str, dict[str, Any]]] = {
             "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid", "hybrid"],
             "num_hidden_layers": 5,
             "num_mem_blocks": 2,
+            "num_key_value_heads": 4,
             "mamba_d_state": 16,
             "mamba_ngroups": 2,
             "n_mamba_heads": 4,

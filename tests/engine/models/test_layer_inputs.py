@@ -83,7 +83,8 @@ def test_tokens_do_not_depend_on_preemption(folder_of: FolderOf) -> None:
     roomy = Engine(folder, model=model, block_size=4)
     size = 54 * roomy.info.cache_bytes // roomy.info.num_blocks
     engine = Engine(folder, model=model, block_size=4, kv_cache_memory_bytes=size)
-    assert together(engine, workload(SEED), SEED) == alone(folder)
+    requests = [(random_prompt(seed, 6), greedy(60)) for seed in range(6)]  # few blocks at first, and then many
+    assert together(engine, requests, SEED) == [roomy.generate(*request).tokens for request in requests]
     assert engine.preemptions > 0
 
 

@@ -71,7 +71,9 @@ _RULES = (
 )
 _MOST_STREAMS = 9  # of which the rules have names
 # Checkpoints have projections of keys and values also for layers that do not use them.
-_IGNORED = rf"{LLAMA_OUTPUT_NORMS.ignored}|layers\.\d+\.self_attn\.[kv]_(?:proj|norm)\..*|layers\.\d+\.self_attn\.v_norm\..*"
+_IGNORED = (
+    rf"{LLAMA_OUTPUT_NORMS.ignored}|layers\.\d+\.self_attn\.[kv]_(?:proj|norm)\..*|layers\.\d+\.self_attn\.v_norm\..*"
+)
 
 
 def gemma4(config: Any) -> DecoderSpec:
@@ -142,7 +144,9 @@ def _sharing(config: Any) -> list[int | None]:
     """
     check_layer_types(config)
     if is_not_causal(config):
-        raise UnsupportedOption(f"attention in both directions is not supported for models of type {config.model_type!r}")
+        raise UnsupportedOption(
+            f"attention in both directions is not supported for models of type {config.model_type!r}"
+        )
     kinds, own = list(config.layer_types), config.num_hidden_layers - config.num_kv_shared_layers
     if len(kinds) != config.num_hidden_layers or not 0 < own <= len(kinds) or not set(kinds[own:]) <= set(kinds[:own]):
         raise UnsupportedModel(

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from quire.engine.models.families.llama import LLAMA, attention, decoder, head_dim, mixed_layers
 from quire.engine.models.family import Facts, Family
-from quire.engine.models.specs.decoder import Attention, DecoderSpec, GatedExperts, Layer, MoE, NormedResidual, SoftmaxRouter
+from quire.engine.models.specs.decoder import (
+    Attention,
+    DecoderSpec,
+    GatedExperts,
+    Layer,
+    MoE,
+    NormedResidual,
+    SoftmaxRouter,
+)
 from quire.engine.models.specs.linear_recurrence import DecayingAttention
 from quire.engine.models.specs.stacked_experts import unstacked
 from quire.engine.models.specs.tensor_names import LAYER, WeightNames

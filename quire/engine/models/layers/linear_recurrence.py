@@ -44,7 +44,9 @@ class LinearRecurrenceLayer(nn.Module):
         self.gate = Linear(model.hidden, spec.size, bias=True)
         self.inputs = Linear(model.hidden, spec.size, bias=True)
         self.conv = CausalConv(spec.size, spec.width, bias=True, silu=False)
-        self.gates = nn.ModuleList(GateLinear(self.block, self.block, self.block, bias=True) for _ in range(spec.blocks))
+        self.gates = nn.ModuleList(
+            GateLinear(self.block, self.block, self.block, bias=True) for _ in range(spec.blocks)
+        )
         self.rate = nn.Parameter(torch.empty(spec.size), requires_grad=False)
         self.out = Linear(spec.size, model.hidden, bias=True)
 

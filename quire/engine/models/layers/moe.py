@@ -178,9 +178,7 @@ class MoELayer(nn.Module):
         normed: Tensor = norms.experts_output(self._summed(experts))
         if self.shared is None:
             return normed
-        return add_scaled(
-            norms.shared_output(self._summed(self._run_shared(norms.shared(x), self.shared))), normed
-        )
+        return add_scaled(norms.shared_output(self._summed(self._run_shared(norms.shared(x), self.shared))), normed)
 
     def _summed(self, out: Tensor) -> Tensor:
         """The sum of the results of all ranks."""

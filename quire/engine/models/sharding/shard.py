@@ -20,6 +20,7 @@ from quire.engine.models.specs.decoder import (
     QKNorm,
     Recurrence,
 )
+from quire.engine.models.specs.shared_block import BlockBeforeRecurrence
 from quire.engine.models.specs.shared_keys import SharedKeysAttention
 
 _DivisibleAttention = GroupedQueryAttention | LatentAttention | SharedKeysAttention
@@ -147,10 +148,12 @@ def check_divisible(spec: DecoderSpec, placement: Placement) -> None:
             "--pipeline-parallel-size must be 1 for models whose layers have embeddings of their own, as all of these "
             "are made before the first layer"
         )
-    if placement.stages > 1 and any(isinstance(layer.attn, SharedKeysAttention) for layer in spec.layers):
+    if placement.stages > 1 and any(isinstance(layer.attn, BlockBeforeRecurrence) for layer in spec.layers):
         raise UnsupportedModel(
-            "--pipeline-parallel-size must be 1 for models whose layers read keys of earlier layers"
+            f"--pipeline-parallel-size must be 1 for models with {BlockBeforeRecurrence.description}"
         )
+    if placement.stages > 1 and any(isinstance(layer.attn, SharedKeysAttention) for layer in spec.layers):
+        raise UnsupportedModel("--pipeline-parallel-size must be 1 for models whose layers read keys of earlier layers")
     problem = _problem(spec, placement.tensor_size, placement.expert_parallel)
     if problem is not None:
         heads = [layer.attn.heads for layer in spec.layers if isinstance(layer.attn, _DivisibleAttention)]
