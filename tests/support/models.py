@@ -354,6 +354,17 @@ LAYER_INPUTS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 48,
         },
     ),
+    "gemma4-unified": (
+        "gemma4_unified_text",
+        {
+            "head_dim": 32,
+            "global_head_dim": 64,
+            "sliding_window": 24,
+            "num_hidden_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "attention_k_eq_v": True,
+        },
+    ),
     "gemma3n": (
         "gemma3n_text",
         {

@@ -19,6 +19,7 @@ from quire.engine.models.specs.decoder import (
     Embeddings,
     FeedForward,
     GatedExperts,
+    GatedMLP,
     GroupedQueryAttention,
     Layer,
     MoE,
@@ -71,14 +72,12 @@ _RULES = (
 )
 _MOST_STREAMS = 9  # of which the rules have names
 # Checkpoints have projections of keys and values also for layers that do not use them.
-_IGNORED = (
-    rf"{LLAMA_OUTPUT_NORMS.ignored}|layers\.\d+\.self_attn\.[kv]_(?:proj|norm)\..*|layers\.\d+\.self_attn\.v_norm\..*"
-)
+_IGNORED = rf"{LLAMA_OUTPUT_NORMS.ignored}|layers\.\d+\.self_attn\.[kv]_(?:proj|norm)\..*"
 
 
 def gemma4(config: Any) -> DecoderSpec:
     """Gemma 4, text."""
-    size = config.hidden_size_per_layer_input
+    size = getattr(config, "hidden_size_per_layer_input", None)
     modes = _sharing(config)
     attns = _attentions(config, modes)
     ffns = [_feed_forward(config, is_wide=mode is not None and config.use_double_wide_mlp) for mode in modes]
@@ -87,13 +86,12 @@ def gemma4(config: Any) -> DecoderSpec:
         Layer(attn=attn, ffn=ffn, branch_output_norm=True, layer_input=layer_input, output_scale=True)
         for attn, ffn in zip(attns, ffns, strict=True)
     ]
-    vocab = config.vocab_size_per_layer_input
     return decoder(
         config,
         layers,
         embeddings=Embeddings(scale=config.hidden_size**0.5, scales_items=False),
         logit_softcap=config.final_logit_softcapping,
-        layer_embeddings=LayerEmbeddings(size=size, vocab=vocab) if size else None,
+        layer_embeddings=LayerEmbeddings(size=size, vocab=config.vocab_size_per_layer_input) if size else None,
     )
 
 
@@ -106,14 +104,15 @@ def gemma3n(config: Any) -> DecoderSpec:
     count, active = config.altup_num_inputs, config.altup_active_idx
     if not 2 <= count <= _MOST_STREAMS or active != 0:
         raise UnsupportedModel(
-            f"altup_num_inputs is {count!r} and altup_active_idx is {active!r}; supported are 2 to {_MOST_STREAMS}, and 0"
+            f"altup_num_inputs is {count!r} and altup_active_idx is {active!r}; supported are 2 to {_MOST_STREAMS}, "
+            "and 0"
         )
     size = config.hidden_size_per_layer_input
     streams = Streams(
         count=count, active=active, rank=config.laurel_rank, scales_output=bool(config.altup_correct_scale)
     )
     ffns = [
-        replace(mlp_of_size(config, width), sparsity=float(sparsity))
+        replace(_mlp_of_size(config, width), sparsity=float(sparsity))
         for width, sparsity in zip(config.intermediate_size, config.activation_sparsity_pattern, strict=True)
     ]
     layers = [
@@ -185,14 +184,14 @@ def _attention(config: Any, sizes: Any, kind: str, source: int | None) -> Attent
     )
 
 
-def mlp_of_size(config: Any, size: int) -> Any:
+def _mlp_of_size(config: Any, size: int) -> GatedMLP:
     """A feed-forward of a width."""
     return replace(mlp(config, act=config.hidden_activation), size=size)
 
 
 def _feed_forward(config: Any, *, is_wide: bool) -> FeedForward:
-    dense = mlp_of_size(config, config.intermediate_size * (2 if is_wide else 1))
-    if not config.enable_moe_block:
+    dense = _mlp_of_size(config, config.intermediate_size * (2 if is_wide else 1))
+    if not getattr(config, "enable_moe_block", False):
         return dense
     return MoE(
         size=config.moe_intermediate_size,
@@ -230,7 +229,8 @@ def _router_gains(scale: Tensor) -> Tensor:
 
 FAMILIES = (
     Family(name="gemma3n_text", config_types=("gemma3n_text",), spec=gemma3n, tensors=_names),
-    Family(name="gemma4_text", config_types=("gemma4_text",), spec=gemma4, tensors=_names),
+    Family(name="gemma4_text", config_types=("gemma4_text", "gemma4_unified_text"), spec=gemma4, tensors=_names),
     vision_language_model("gemma3n"),
     vision_language_model("gemma4"),
+    vision_language_model("gemma4_unified"),
 )

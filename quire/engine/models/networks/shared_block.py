@@ -92,7 +92,10 @@ class BlockBeforeRecurrenceLayer(nn.Module):
 
 
 def share_blocks(layers: Iterable[nn.Module | None]) -> None:
-    """Let layers with the same block have its weights in common. `layers`: what layers have in the place of attention."""
+    """Let layers with the same block have its weights in common.
+
+    `layers`: what layers have in the place of attention.
+    """
     first: dict[int, BlockBeforeRecurrenceLayer] = {}
     for layer in layers:
         if isinstance(layer, BlockBeforeRecurrenceLayer) and first.setdefault(layer.block, layer) is not layer:
