@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from quire.config.options import ModelOptions, ParallelOptions
 from quire.engine.models.errors import UnsupportedModel
@@ -156,3 +158,21 @@ def test_configs_that_are_not_supported_are_refused(
     config.save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match=message):
         load(tmp_path, model_impl="quire")
+
+
+def test_text_of_a_model_that_reads_pictures(folder_of: FolderOf, tmp_path: Path) -> None:
+    """Gemma 3n as published: the language model is one of its parts. transformers needs another package to make it."""
+    folder = folder_of("gemma3n")
+    text = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "gemma3n", "architectures": ["Gemma3nForConditionalGeneration"], "text_config": text})
+    )
+    tensors = load_file(folder / "model.safetensors")
+    renamed = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in tensors.items()}
+    others = ("vision_tower.stem.weight", "audio_tower.layers.0.weight", "embed_vision.norm.weight", "embed_audio.norm")
+    parts = {f"model.{name}": torch.zeros(2) for name in others}
+    save_file({**renamed, **parts}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    prompt = random_prompt(1, 40)
+    engines = Engine(folder), Engine(tmp_path)
+    assert engines[1].info.implementation == "quire"
+    assert len({tuple(engine.generate(prompt, greedy(12)).tokens) for engine in engines}) == 1
