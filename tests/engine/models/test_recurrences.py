@@ -140,7 +140,7 @@ def test_weights_of_a_block_are_in_memory_once(tmp_path: Path) -> None:
     """A further layer with the same block adds its projections and its state space only."""
     sizes = {}
     for count in (1, 2):
-        layers = {"layers_block_type": ["hybrid"] * count, "num_hidden_layers": count}
+        layers: dict[str, Any] = {"layers_block_type": ["hybrid"] * count, "num_hidden_layers": count}
         folder = save_model(make_model("zamba2-plain", **layers), tmp_path / str(count))
         sizes[count] = Engine(folder).info.weight_bytes
     hidden, inner, rank, size = 64, 96, 8, 4

@@ -224,7 +224,8 @@ def _names(spec: DecoderSpec, _: Facts) -> WeightNames:
 
 def _router_gains(scale: Tensor) -> Tensor:
     """The weight of the router's norm, whose results are divided by the root of their number."""
-    return scale * len(scale) ** -0.5
+    gains: Tensor = scale * len(scale) ** -0.5
+    return gains
 
 
 FAMILIES = (

@@ -83,7 +83,8 @@ def _names(spec: DecoderSpec, _: Facts) -> WeightNames:
 
 def _by_projection(heads: int, weight: Tensor) -> Tensor:
     """All queries, keys and values one behind the other, from rows with those of each head together."""
-    return weight.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+    by_head: Tensor = weight.unflatten(0, (heads, 3, -1))
+    return by_head.transpose(0, 1).flatten(0, 2)
 
 
 FAMILIES = (Family(name="minimax", config_types=("minimax",), spec=minimax, tensors=_names),)

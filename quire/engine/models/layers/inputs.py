@@ -177,7 +177,8 @@ class StepAttention(Protocol):
         last_token_only: bool = False,
     ) -> Tensor:
         """Attend to what an earlier layer of the step has stored; arguments and result: see `__call__`."""
-        raise NotImplementedError("this attention has no cache that several layers read")
+        reason = f"layer {layer} has no cache that several layers read"
+        raise NotImplementedError(reason)
 
     def of_logits_rows(self) -> StepAttention | None:
         """Return the attention of the rows `logits_indices` alone, for layers that store nothing.

@@ -40,7 +40,8 @@ class StreamEnds(nn.Module):
         total = first
         for project, other in zip(self.merge, others, strict=True):
             total = total + _as_large(project(other.contiguous()), first)
-        return total / self._count
+        mean: Tensor = total / self._count
+        return mean
 
 
 def _as_large(x: Tensor, other: Tensor) -> Tensor:
@@ -64,7 +65,7 @@ class LayerStreams(nn.Module):
     def predict(self, x: Tensor) -> Tensor:
         """(tokens, count * hidden), each hidden state plus a mix of all of them, to (tokens, count, hidden)."""
         count = self._spec.count
-        states = x.unflatten(1, (count, self._hidden))
+        states: Tensor = x.unflatten(1, (count, self._hidden))
         mix = _products(self._modalities(states[:, self._spec.active]), self.prediction)
         mix = mix.unflatten(1, (count, count)).to(x.dtype)  # by the state that gets it, then by that which is read
         predicted = states

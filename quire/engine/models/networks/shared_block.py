@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -74,13 +75,15 @@ class BlockBeforeRecurrenceLayer(nn.Module):
         for name in ("attn_norm", "ffn_norm"):
             setattr(self, name, getattr(other, name))
         self.attention.out, self.ffn.down = other.attention.out, other.ffn.down
-        if isinstance(self.attention.qkv, AdaptedLinear) and isinstance(other.attention.qkv, AdaptedLinear):
-            self.attention.qkv.base = other.attention.qkv.base
+        ours, theirs = cast("nn.Module", self.attention.qkv), cast("nn.Module", other.attention.qkv)
+        if isinstance(ours, AdaptedLinear) and isinstance(theirs, AdaptedLinear):
+            ours.base = theirs.base
         else:
             self.attention.qkv = other.attention.qkv
-        assert isinstance(self.ffn.gate_up, AdaptedLinear)
-        assert isinstance(other.ffn.gate_up, AdaptedLinear)
-        self.ffn.gate_up.base = other.ffn.gate_up.base
+        ours, theirs = cast("nn.Module", self.ffn.gate_up), cast("nn.Module", other.ffn.gate_up)
+        assert isinstance(ours, AdaptedLinear)
+        assert isinstance(theirs, AdaptedLinear)
+        ours.base = theirs.base
 
     def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
         """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `StepAttention`."""
@@ -104,5 +107,4 @@ def share_blocks(layers: Iterable[nn.Module | None]) -> None:
 
 def _adapted(base: Linear, rank: int, *parts: int) -> Linear:
     """An `AdaptedLinear`, in the place of a linear layer."""
-    adapted: nn.Module = AdaptedLinear(base, rank, *parts)
-    return adapted  # type: ignore[return-value]
+    return cast("Linear", AdaptedLinear(base, rank, *parts))

@@ -693,7 +693,9 @@ class DecoderSpec(TransformerSpec):
         kinds = [layer.attn.cache for layer in self.layers]
         crossing = [index for index, layer in enumerate(self.layers) if layer.cross is not None]
         beside = {index: layer.attn.state_beside for index, layer in enumerate(self.layers)}
-        return group_layers(kinds, context_len, crossing=crossing, beside=beside)
+        shapes = {index: layer.attn.cache_shape() for index, layer in enumerate(self.layers)}
+        sizes = {index: shape.elements for index, shape in shapes.items() if shape is not None}
+        return group_layers(kinds, context_len, crossing=crossing, beside=beside, sizes=sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
