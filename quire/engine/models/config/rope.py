@@ -57,7 +57,7 @@ def rope_of(
     powers = np.power(np.float32(params["rope_theta"]), exponents)
     plain: Frequencies = np.float32(1) / powers
     rotated = 2 * len(plain)  # an odd number of elements is rounded up
-    trained = int(params.get("original_max_position_embeddings") or getattr(config, "max_position_embeddings", 0))
+    trained: Any = params.get("original_max_position_embeddings") or getattr(config, "max_position_embeddings", None)
     if kind == "dynamic":
         max_len = config.max_position_embeddings
         ntk = DynamicNtk(theta=params["rope_theta"], factor=params["factor"], trained_len=max_len)
