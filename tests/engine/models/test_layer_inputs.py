@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire.config.options import ModelOptions, ParallelOptions
+from quire.engine.execution.step_graphs import StepGraphs
 from quire.engine.models.errors import UnsupportedModel
 from quire.kernels import native
 from tests.support.engine import Engine, greedy, load, random_prompt
@@ -111,6 +112,29 @@ def test_bits_in_low_precision_do_not_depend_on_the_batch(folder_of: FolderOf, c
     for index, request in enumerate(requests):
         outputs = zip(batch.results[f"r{index}"].outputs, single.generate(*request).outputs, strict=True)
         assert all(beside_others.logprobs == by_itself.logprobs for beside_others, by_itself in outputs)
+
+
+@pytest.mark.skipif(native.instructions() is None, reason="only calls of the compiled kernels can be captured")
+@pytest.mark.parametrize("case", ["gemma4", "gemma4-unified"])
+def test_decode_steps_are_replayed(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without inputs of layers. Prompts end in steps in which the last layers compute a part of the rows."""
+    heads: dict[str, Any] = {"head_dim": 64, "global_head_dim": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
+    inputs = {"hidden_size_per_layer_input": 0} if case == "gemma4" else {}
+    folder = save_model(make_model(case, **heads, **inputs).bfloat16(), tmp_path)
+
+    def tokens() -> tuple[list[list[int]], StepGraphs]:
+        engine = Engine(folder, model=ModelOptions(dtype="bfloat16"), max_num_seqs=3, max_num_batched_tokens=16)
+        for number in range(5):
+            engine.add(str(number), random_prompt(number, 1 + 9 * number), greedy(8 + 7 * (number % 3)))
+            engine.step()
+        engine.run()
+        return [engine.results[str(number)].tokens for number in range(5)], engine.runner.steps
+
+    replayed, graphs = tokens()
+    assert (True, None) in graphs.graphs
+    assert not graphs.not_capturable
+    monkeypatch.setattr(StepGraphs, "logits", lambda self, *args: self._eager.logits(*args))
+    assert tokens()[0] == replayed
 
 
 def test_layers_that_share_keys_take_no_memory_of_the_cache(folder_of: FolderOf, tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ class StepContext:
             last_token_only=False,
             lora=None if self.lora is None else StepLoRA(self.lora.logits, self.lora.logits),
             items=None,
-            positions=None if self.positions is None else self.positions[..., rows],
+            positions=None,  # those that keep something read them
             query_factors={each: take_rows(factors, rows) for each, factors in self.query_factors.items()},
             layer_inputs=None if self.layer_inputs is None else take_rows(self.layer_inputs, rows),
         )
