@@ -46,7 +46,6 @@ def alone(folder: Path) -> list[list[int]]:
     slow_but(
         [(case, device) for case in LAYER_INPUTS for device in ("cpu", "reference")],
         *((case, "cpu") for case in LAYER_INPUTS),
-        ("gemma4", "reference"),
     ),
 )
 def test_engine_equals_transformers(folder_of: FolderOf, case: str, device: Any) -> None:

@@ -45,7 +45,6 @@ def alone(folder: Path) -> list[list[int]]:
     slow_but(
         [(case, device) for case in RECURRENCES for device in ("cpu", "reference")],
         *((case, "cpu") for case in RECURRENCES),
-        ("recurrent_gemma", "reference"),
     ),
 )
 def test_engine_equals_transformers(folder_of: FolderOf, case: str, device: Any) -> None:

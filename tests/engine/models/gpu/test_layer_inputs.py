@@ -9,14 +9,14 @@ import torch
 
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
-from tests.support.variants import slow_but
 
 CASES = ["gemma4", "gemma4-moe", "gemma3n", "recurrent_gemma", "minimax", "zamba2-plain"]
 TOKENS = 3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("case", slow_but(CASES, "recurrent_gemma"))
+@pytest.mark.parametrize("case", CASES)
 def test_tokens_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
     """In the same batch as other requests, and behind prompts of several chunks."""
     model = make_model(case)
