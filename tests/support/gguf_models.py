@@ -391,7 +391,7 @@ def _scaling(rope: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
 
 def _layer_inputs(config: dict[str, Any]) -> dict[str, Any]:
     """Gemma 3n and 4."""
-    kinds, own = config["layer_types"], config["num_hidden_layers"] - config["num_kv_shared_layers"]
+    kinds, unshared = config["layer_types"], config["num_hidden_layers"] - config["num_kv_shared_layers"]
     windows = [kind == "sliding_attention" for kind in kinds]
     values = {
         ".attention.sliding_window_pattern": windows,
@@ -414,7 +414,7 @@ def _layer_inputs(config: dict[str, Any]) -> dict[str, Any]:
     kv_heads = full.get("num_key_value_heads", config["num_key_value_heads"])
     return {
         **values,
-        ".feed_forward_length": [width * (2 if wide and index >= own else 1) for index in range(len(kinds))],
+        ".feed_forward_length": [width * (2 if wide and index >= unshared else 1) for index in range(len(kinds))],
         ".attention.head_count_kv": [config["num_key_value_heads"] if window else kv_heads for window in windows],
         ".attention.key_length": full["head_dim"],
         ".attention.key_length_swa": config["head_dim"],

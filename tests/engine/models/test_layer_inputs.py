@@ -169,6 +169,7 @@ def test_what_cannot_be_divided_is_refused(
     [
         ("gemma4", {"num_kv_shared_layers": 3}, "num_kv_shared_layers is 3: the last layers cannot share"),
         ("gemma4", {"is_causal": False}, "attention in both directions is not supported"),
+        ("gemma3n", {"activation_sparsity_pattern": [0.9, 1.0, 0.0, 0.0]}, "activation_sparsity_pattern has 1.0;"),
         ("gemma3n", {"altup_active_idx": 1}, "altup_active_idx is 1; supported are 2 to 9, and 0"),
     ],
 )

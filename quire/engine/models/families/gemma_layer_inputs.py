@@ -99,7 +99,7 @@ def gemma3n(config: Any) -> DecoderSpec:
     """Gemma 3n, text: tokens have several hidden states.
 
     Raises:
-        UnsupportedModel: these are too few or too many, or the active one is not the first.
+        UnsupportedModel: these are too few or too many, or the active one is not the first; or a sparsity is no part.
     """
     count, active = config.altup_num_inputs, config.altup_active_idx
     if not 2 <= count <= _MOST_STREAMS or active != 0:
@@ -107,6 +107,8 @@ def gemma3n(config: Any) -> DecoderSpec:
             f"altup_num_inputs is {count!r} and altup_active_idx is {active!r}; supported are 2 to {_MOST_STREAMS}, "
             "and 0"
         )
+    if wrong := [part for part in config.activation_sparsity_pattern if not 0 <= part < 1]:
+        raise UnsupportedModel(f"activation_sparsity_pattern has {wrong[0]!r}; supported are numbers from 0, below 1")
     size = config.hidden_size_per_layer_input
     streams = Streams(
         count=count, active=active, rank=config.laurel_rank, scales_output=bool(config.altup_correct_scale)
@@ -146,14 +148,18 @@ def _sharing(config: Any) -> list[int | None]:
         raise UnsupportedOption(
             f"attention in both directions is not supported for models of type {config.model_type!r}"
         )
-    kinds, own = list(config.layer_types), config.num_hidden_layers - config.num_kv_shared_layers
-    if len(kinds) != config.num_hidden_layers or not 0 < own <= len(kinds) or not set(kinds[own:]) <= set(kinds[:own]):
+    kinds, unshared = list(config.layer_types), config.num_hidden_layers - config.num_kv_shared_layers
+    if (
+        len(kinds) != config.num_hidden_layers
+        or not 0 < unshared <= len(kinds)
+        or not set(kinds[unshared:]) <= set(kinds[:unshared])
+    ):
         raise UnsupportedModel(
             f"num_kv_shared_layers is {config.num_kv_shared_layers!r}: the last layers cannot share keys and values of "
             f"earlier ones of the same type in layer_types, {kinds!r}"
         )
-    last = {kind: index for index, kind in enumerate(kinds[:own])}
-    return [*([None] * own), *(last[kind] for kind in kinds[own:])]
+    last = {kind: index for index, kind in enumerate(kinds[:unshared])}
+    return [*([None] * unshared), *(last[kind] for kind in kinds[unshared:])]
 
 
 def _attentions(config: Any, sharing: Sequence[int | None]) -> list[Attention]:

@@ -75,15 +75,15 @@ class BlockBeforeRecurrenceLayer(nn.Module):
         for name in ("attn_norm", "ffn_norm"):
             setattr(self, name, getattr(other, name))
         self.attention.out, self.ffn.down = other.attention.out, other.ffn.down
-        ours, theirs = cast("nn.Module", self.attention.qkv), cast("nn.Module", other.attention.qkv)
-        if isinstance(ours, AdaptedLinear) and isinstance(theirs, AdaptedLinear):
-            ours.base = theirs.base
+        qkv, shared_qkv = cast("nn.Module", self.attention.qkv), cast("nn.Module", other.attention.qkv)
+        if isinstance(qkv, AdaptedLinear) and isinstance(shared_qkv, AdaptedLinear):
+            qkv.base = shared_qkv.base
         else:
             self.attention.qkv = other.attention.qkv
-        ours, theirs = cast("nn.Module", self.ffn.gate_up), cast("nn.Module", other.ffn.gate_up)
-        assert isinstance(ours, AdaptedLinear)
-        assert isinstance(theirs, AdaptedLinear)
-        ours.base = theirs.base
+        gate_up, shared_gate_up = cast("nn.Module", self.ffn.gate_up), cast("nn.Module", other.ffn.gate_up)
+        assert isinstance(gate_up, AdaptedLinear)
+        assert isinstance(shared_gate_up, AdaptedLinear)
+        gate_up.base = shared_gate_up.base
 
     def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
         """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `StepAttention`."""

@@ -156,8 +156,8 @@ class TransformerLayer(nn.Module):
         attended = self.attn_output_norm(self.attn(normed, step, last_layer=last_layer))
         if last_layer and step.last_token_only and step.logits_indices is not None:
             predicted, normed = predicted[step.logits_indices], take_rows(normed, step.logits_indices)
-        both = add_scaled(add_scaled(streams.active(predicted), attended), self.side(normed))
-        h = scaled(both, 2**-0.5)
+        branches = add_scaled(add_scaled(streams.active(predicted), attended), self.side(normed))
+        h = scaled(branches, 2**-0.5)
         h = add_scaled(h, self.ffn_output_norm(self.ffn(self.ffn_norm(h))))
         corrected = streams.correct(predicted, h)
         if self.layer_input is not None:
@@ -219,15 +219,15 @@ class LayerStack(nn.Module):
             normed: False: without the norm.
             more_layers: another rank has layers after these.
         """
-        rows = step.attend.of_logits_rows() if self._first_reader < len(self.layers) else None
+        rows_attention = step.attend.of_logits_rows() if self._first_reader < len(self.layers) else None
         for level, index in enumerate(self._order):
             layer = self.layers[index]
             is_last = layer is self.layers[-1] and not more_layers
-            reads_rows = rows is not None and index >= self._first_reader
+            reads_rows = rows_attention is not None and index >= self._first_reader
             x = layer(x, step, last_layer=is_last or reads_rows)
             if reads_rows and step.last_token_only and step.logits_indices is not None:
-                assert rows is not None
-                step = step.of_logits_rows(rows)
+                assert rows_attention is not None
+                step = step.of_logits_rows(rows_attention)
             if step.items is not None:
                 x = step.items.add_level(level, x)
         if self.stream_ends is not None:
