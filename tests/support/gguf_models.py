@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import gguf
@@ -39,6 +40,8 @@ ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "glm4": "glm4",
     "glm4_moe": "glm4moe",
+    "gemma3n_text": "gemma3n",
+    "gemma4_text": "gemma4",
     "gpt_oss": "gpt-oss",
     "granite": "granite",
     "granitemoe": "granitemoe",
@@ -74,6 +77,8 @@ JINA = "jina-bert-v2"  # has the type of another architecture
 TOKENS = [*ALPHABET, *SPECIAL, "he", "th"]
 KINDS = [*(1 for _ in ALPHABET), *(3 for _ in SPECIAL), 1, 1]
 _EXPERT = re.compile(r"(?P<before>.*experts)\.(?P<index>\d+)\.(?P<after>.*)")
+_ALTUP = re.compile(r"(?P<before>.*altup_(?:unembed_)?projections)\.(?P<index>\d+)\.weight")
+_LEARNED = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}  # of Gemma 4
 _LATENT = re.compile(r"(?P<before>.*self_attn)\.kv_b_proj\.weight")
 _PAIRS = (
     "arcee",
@@ -93,6 +98,9 @@ _NEVER_QUANTIZED = (
     "shared_expert_gate",
     "router",
     "sinks",
+    "scale",
+    "scalar",
+    "altup",
     "kv_b_proj",
     "classifier",
     "pooler",
@@ -193,6 +201,8 @@ def _names(architecture: str, config: dict[str, Any]) -> Callable[[str], str]:
     mapped = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
 
     def name_of(name: str) -> str:
+        if learned := next((_LEARNED[end] for end in _LEARNED if name.endswith(end)), None):
+            return f"blk.{name.split('.layers.')[1].partition('.')[0]}.{learned}"
         found = mapped.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
         return found if found.endswith((".weight", ".bias")) else f"{found}.weight"
@@ -211,8 +221,12 @@ def _converted(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str
             continue
         if (match := _EXPERT.fullmatch(name)) is not None:
             stacks.setdefault(f"{match['before']}.{match['after']}", {})[int(match["index"])] = weight
+        elif (match := _ALTUP.fullmatch(name)) is not None:
+            stacks.setdefault(f"{match['before']}.weight", {})[int(match["index"])] = weight
         elif kind == "gpt_oss" and ".experts." in name:
             arrays |= _gpt_oss_experts(name, weight)
+        elif kind == "gemma4_text" and ".experts." in name:
+            arrays[f"{name}.weight"] = weight
         elif ".experts." in name:  # Llama 4's inputs lie before the outputs
             arrays |= _stacked_experts(name, weight.swapaxes(1, 2) if kind == "llama4_text" else weight)
         elif name.endswith((".input_linear.weight", ".output_linear.weight")):
@@ -227,7 +241,7 @@ def _converted(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str
             arrays[name] = weight[0]
         elif kind == "falcon" and "query_key_value" in name:
             arrays[name] = _parts(weight, config)
-        elif kind.startswith("gemma") and name.endswith("norm.weight"):
+        elif kind in ("gemma", "gemma2", "gemma3_text") and name.endswith("norm.weight"):
             arrays[name] = weight + np.float32(1)
         elif kind == "xlm-roberta" and "position_embeddings" in name:
             arrays[name] = weight[config["pad_token_id"] + 1 :]
@@ -293,6 +307,10 @@ def _granite_experts(name: str, weight: Array) -> dict[str, Array]:
 def _rope_tensors(config: dict[str, Any]) -> dict[str, Any]:
     """Factors by which frequencies are divided."""
     rope = config.get("rope_parameters") or {}
+    if (full := rope.get("full_attention", {})).get("rope_type") == "proportional":
+        layer = next(iter(config["per_layer_config"].values()))
+        rotated = int(layer["head_dim"] * full["partial_rotary_factor"] / 2)
+        return {"rope_freqs.weight": [1.0] * rotated + [1e30] * (layer["head_dim"] // 2 - rotated)}
     if rope.get("rope_type") == "longrope":
         return {f"rope_factors_{side}.weight": rope[f"{side}_factor"] for side in ("short", "long")}
     if rope.get("rope_type") != "llama3":
@@ -356,11 +374,15 @@ def _metadata(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str,
         **(_deepseek(config, rope) if kind.startswith("deepseek") else {}),
         **(_lfm2(config) if kind == "lfm2" else {}),
         **(_relative(config) if kind in LLAMA_RELATIVES else {}),
+        **(_layer_inputs(config) if kind in ("gemma3n_text", "gemma4_text") else {}),
     }
-    return {key: float(value) if key.endswith("_scale") and value else value for key, value in values.items()}
+    return {
+        key: float(value) if key.endswith("_scale") and isinstance(value, int) else value
+        for key, value in values.items()
+    }
 
 
-_WINDOWED = ("cohere2", "gemma2", "gemma3_text", "gpt_oss", "starcoder2")
+_WINDOWED = ("cohere2", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gpt_oss", "starcoder2")
 
 
 def _scaling(rope: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
@@ -379,6 +401,39 @@ def _scaling(rope: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
         ".rope.scaling.original_context_length": trained,
         ".rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"] if is_ministral else None,
         ".attention.temperature_scale": rope.get("llama_4_scaling_beta"),
+    }
+
+
+def _layer_inputs(config: dict[str, Any]) -> dict[str, Any]:
+    """Gemma 3n and 4."""
+    kinds, unshared = config["layer_types"], config["num_hidden_layers"] - config["num_kv_shared_layers"]
+    windows = [kind == "sliding_attention" for kind in kinds]
+    values = {
+        ".attention.sliding_window_pattern": windows,
+        ".attention.shared_kv_layers": config["num_kv_shared_layers"],
+        ".embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        ".rope.freq_base_swa": config["rope_parameters"]["sliding_attention"]["rope_theta"],
+    }
+    if config["model_type"] == "gemma3n_text":
+        sparsities = config["activation_sparsity_pattern"]
+        return {
+            **values,
+            ".feed_forward_length": config["intermediate_size"],
+            ".altup.num_inputs": config["altup_num_inputs"],
+            ".altup.active_idx": config["altup_active_idx"],
+            ".activation_sparsity_scale": [NormalDist().inv_cdf(part) if part else -math.inf for part in sparsities],
+        }
+    width, wide = config["intermediate_size"], config["use_double_wide_mlp"]
+    layers = {int(layer): fields for layer, fields in config["per_layer_config"].items()}
+    full = layers[kinds.index("full_attention")]
+    kv_heads = full.get("num_key_value_heads", config["num_key_value_heads"])
+    return {
+        **values,
+        ".feed_forward_length": [width * (2 if wide and index >= unshared else 1) for index in range(len(kinds))],
+        ".attention.head_count_kv": [config["num_key_value_heads"] if window else kv_heads for window in windows],
+        ".attention.key_length": full["head_dim"],
+        ".attention.key_length_swa": config["head_dim"],
+        ".expert_used_count": config["top_k_experts"],
     }
 
 

@@ -388,6 +388,104 @@ LLAMA_RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "seed_oss": ("seed_oss", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
 }
+_LAYER_INPUTS = {
+    "head_dim": 32,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+    "num_kv_shared_layers": 2,
+    "final_logit_softcapping": 30.0,
+}
+# Models with linear recurrences, and with blocks that layers have in common.
+RECURRENCES: dict[str, tuple[str, dict[str, Any]]] = {
+    "recurrent_gemma": (
+        "recurrent_gemma",
+        {"block_types": ["recurrent", "attention"], "attention_window_size": 24, "num_hidden_layers": 3},
+    ),
+    "minimax": (
+        "minimax",
+        {
+            "layer_types": ["linear_attention", "full_attention"],
+            "num_hidden_layers": 2,
+            "block_size": 16,
+            "num_local_experts": 4,
+            "linear_attn_alpha_factor": 1.5,
+            "linear_attn_beta_factor": 0.8,
+            "full_attn_alpha_factor": 1.2,
+            "mlp_beta_factor": 0.7,
+        },
+    ),
+    "zamba2": (
+        "zamba2",
+        {
+            "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid", "hybrid"],
+            "num_hidden_layers": 5,
+            "num_mem_blocks": 2,
+            "num_key_value_heads": 4,
+            "mamba_d_state": 16,
+            "mamba_ngroups": 2,
+            "n_mamba_heads": 4,
+            "chunk_size": 16,
+            "adapter_rank": 8,
+            "use_shared_attention_adapter": True,
+            "use_mem_rope": True,
+            "time_step_min": 1e-30,  # transformers limits the steps of prompts by it, but not those of other tokens
+        },
+    ),
+    "zamba2-plain": (
+        "zamba2",
+        {
+            "layers_block_type": ["linear_attention", "hybrid", "hybrid"],
+            "num_hidden_layers": 3,
+            "mamba_d_state": 16,
+            "n_mamba_heads": 4,
+            "chunk_size": 16,
+            "adapter_rank": 8,
+            "num_key_value_heads": 4,
+            "time_step_min": 1e-30,
+        },
+    ),
+}
+# Layers with inputs of their own, and with keys of earlier layers.
+LAYER_INPUTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma4": ("gemma4_text", {**_LAYER_INPUTS, "global_head_dim": 64, "use_double_wide_mlp": True}),
+    "gemma4-moe": (
+        "gemma4_text",
+        {
+            **_LAYER_INPUTS,
+            "global_head_dim": 64,
+            "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 48,
+        },
+    ),
+    "gemma4-unified": (
+        "gemma4_unified_text",
+        {
+            "head_dim": 32,
+            "global_head_dim": 64,
+            "sliding_window": 24,
+            "num_hidden_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "attention_k_eq_v": True,
+        },
+    ),
+    "gemma3n": (
+        "gemma3n_text",
+        {
+            **_LAYER_INPUTS,
+            "vocab_size_per_layer_input": VOCAB_SIZE - 20,
+            "laurel_rank": 16,
+            "activation_sparsity_pattern": [0.9, 0.0, 0.5, 0.0],
+        },
+    ),
+}
 
 # Models that run as transformers' own implementation, with its attention replaced.
 FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -424,7 +522,8 @@ FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def make_model(case: str, *, seed: int = 0, **changes: Any) -> Any:
     """Build a transformers model of a case in float32, with weights large enough for distinct logits."""
-    model_type, overrides = {**DECODERS, **FALLBACKS, **STATE_SPACES, **DELTA_NETS, **LLAMA_RELATIVES}[case]
+    tables = (DECODERS, FALLBACKS, STATE_SPACES, DELTA_NETS, LLAMA_RELATIVES, LAYER_INPUTS, RECURRENCES)
+    model_type, overrides = next(table[case] for table in tables if case in table)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(seed)
@@ -440,7 +539,7 @@ def draw_weights(model: Any, model_type: str) -> None:
     for name, parameter in model.named_parameters():
         is_norm = "norm" in name.lower() or ".ln_" in name
         torch.nn.init.normal_(parameter, std=0.1 if is_norm else 0.3)
-        if is_norm and name.endswith("weight") and not model_type.startswith("gemma"):
+        if is_norm and name.endswith("weight") and not model_type.startswith(("gemma", "recurrent_gemma")):
             parameter.data += 1
     for name, buffer in model.named_buffers():
         if "correction" in name:

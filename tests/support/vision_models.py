@@ -45,6 +45,19 @@ _ROW_END, SEPARATOR = 291, 292  # text within a picture
 _TEXT = {**TEXT, "max_position_embeddings": 256}
 _LARGER = {**VISION, "image_size": 56}
 _SIGLIP = {"model_type": "siglip_vision_model", **VISION, "vision_use_head": False}
+_WINDOWS = {
+    "pad_token_id": 0,
+    "num_hidden_layers": 4,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+_LAYER_INPUTS = {
+    **_WINDOWS,
+    "head_dim": 16,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": 300,
+}
 _CANVASES = [[28, 56], [56, 28], [56, 56], [28, 84]]
 QWEN_VISION = {
     "depth": 2,
@@ -147,6 +160,16 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
             {"model_type": "glm4v_vision", **_GLM_VISION},
             text_fields={"rope_parameters": _GLM_ROPE},
             **_GLM_TOKENS,
+        ),
+    ),
+    "gemma4": ("gemma4", _config("gemma4_text", VISION, text_fields=_LAYER_INPUTS, tie_word_embeddings=True)),
+    "gemma4_unified": (
+        "gemma4_unified",
+        _config(
+            "gemma4_unified_text",
+            VISION,
+            text_fields={**_WINDOWS, "head_dim": 16, "global_head_dim": 32, "use_bidirectional_attention": "vision"},
+            tie_word_embeddings=True,
         ),
     ),
     "glm4v_moe": (

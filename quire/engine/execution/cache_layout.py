@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -33,7 +32,9 @@ class LayerCache:
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """How layers share blocks: a block has a place for each layer of a group, and belongs to one group at a time.
+    """How layers share blocks: a block belongs to one group at a time, and has places for the layers of any group.
+
+    There is a place for each layer of the group with the largest ones; several smaller layers may share one.
 
     States of a fixed size are not in blocks, see `StateSlots`.
 
@@ -74,8 +75,26 @@ class CacheLayout:
 
     def place_bytes(self, block_size: int, dtype: torch.dtype) -> list[int]:
         """Return the bytes of each place in a block."""
-        rows = [[self._layer_bytes(layer, block_size, dtype) for layer in group.layers] for group in self.growing]
-        return [max(column) for column in itertools.zip_longest(*rows, fillvalue=0)]
+        return self._places(block_size, dtype)[0]
+
+    def _places(self, block_size: int, dtype: torch.dtype) -> tuple[list[int], dict[int, _Position]]:
+        """Return the bytes of each place in a block, and where each layer is."""
+        rows = [
+            [(layer, self._layer_bytes(layer, block_size, dtype)) for layer in group.layers] for group in self.growing
+        ]
+        places, positions = list[int](), dict[int, _Position]()
+        for row in sorted(rows, key=lambda row: max((nbytes for _, nbytes in row), default=0), reverse=True):
+            number, begin = 0, 0
+            for layer, nbytes in row:
+                if begin and begin + nbytes > places[number]:
+                    number, begin = number + 1, 0
+                if number == len(places):
+                    places.append(nbytes)
+                elif not begin:
+                    places[number] = max(places[number], nbytes)
+                positions[layer] = _Position(number, begin)
+                begin += nbytes
+        return places, positions
 
     def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
         """Return the bytes of one block; 0: the model has states alone."""
@@ -97,24 +116,31 @@ class CacheLayout:
             by_place: the same places of all blocks are adjacent, else all places of the same block.
         """
         places, begin = list[_Place](), 0
-        sizes = self.place_bytes(block_size, dtype)
+        sizes, positions = self._places(block_size, dtype)
         for nbytes in sizes:
-            places.append(_Place(begin, nbytes if by_place else sum(sizes), nbytes))
+            places.append(_Place(begin, nbytes if by_place else sum(sizes)))
             begin += nbytes * (num_blocks if by_place else 1)
         elements, layers = memory.view(dtype), dict[int, LayerCache]()
         for number, group in enumerate(self.growing):
-            for layer, place in zip(group.layers, places, strict=False):
-                pages = _Pages(elements, place.begin, place.stride, num_blocks, block_size)
+            for layer in group.layers:
+                place = places[positions[layer].place]
+                pages = _Pages(elements, place.begin + positions[layer].begin, place.stride, num_blocks, block_size)
                 layers[layer] = pages.layer(self.shapes[layer], number)
         return dict(sorted(layers.items()))
 
 
+class _Position(NamedTuple):
+    """Where a layer is in blocks: the number of a place, and the byte where it begins in it."""
+
+    place: int
+    begin: int
+
+
 class _Place(NamedTuple):
-    """A place in blocks: the byte where it begins in the first one, those from a block to the next, and its size."""
+    """A place in blocks: the byte where it begins in the first one, and those from a block to the next."""
 
     begin: int
     stride: int
-    nbytes: int
 
 
 @dataclass(slots=True)

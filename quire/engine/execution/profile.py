@@ -50,6 +50,18 @@ class _NoAttention(StepAttention):
         last_layer: bool = False,
         last_token_only: bool = False,
     ) -> Tensor:
+        return self.read(layer, q, params, last_layer=last_layer, last_token_only=last_token_only)
+
+    @override
+    def read(
+        self,
+        layer: int,
+        q: Tensor,
+        params: AttentionParams,
+        *,
+        last_layer: bool = False,
+        last_token_only: bool = False,
+    ) -> Tensor:
         rows = self._sampling if last_layer and last_token_only else len(q)
         return q.new_zeros(rows, q.shape[1], self._caches[layer].value_dim)
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from quire.engine.execution.cache_layout import CacheLayout
 from quire.engine.models.specs.cache import (
     CacheGroup,
+    CacheShape,
     CrossCache,
     FullCache,
     LatentCache,
@@ -69,3 +72,32 @@ def test_states_are_groups_of_their_own() -> None:
     assert groups == (CacheGroup(FULL, (1,)), CacheGroup(WINDOW, (3,)), CacheGroup(STATE, (0, 2)))
     assert group_layers([STATE] * 2, 100) == (CacheGroup(STATE, (0, 1)),)
     assert [array.nbytes for array in STATE.arrays] == [48, 4]
+
+
+def test_layers_with_smaller_keys_share_the_places_of_larger_ones() -> None:
+    """Of Gemma 4 E2B, whose layers with all tokens have heads that are twice as large as those with windows."""
+    kinds = [*[*[WINDOW] * 4, FULL] * 3, *[None] * 20]
+    shapes = {layer: CacheShape(1, 8 if kind == FULL else 4, 8 if kind == FULL else 4)
+              for layer, kind in enumerate(kinds) if kind is not None}  # fmt: skip
+    groups = group_layers(kinds, 100, sizes={layer: shape.elements for layer, shape in shapes.items()})
+    assert [len(group.layers) for group in groups] == [6, 6, 3]
+    layout = CacheLayout(shapes, groups)
+    assert layout.block_bytes(1, torch.float32) == 4 * 3 * 16
+    memory = torch.zeros(5 * layout.block_bytes(2, torch.float32), dtype=torch.uint8)
+    for by_place in (False, True):
+        layers = layout.divide(memory, 5, 2, torch.float32, by_place=by_place)
+        for group in groups:
+            memory.zero_()
+            for layer in group.layers:
+                layers[layer].keys.fill_(layer + 1)
+                layers[layer].values.fill_(-layer - 1)
+            for layer in group.layers:  # none has overwritten another
+                assert bool((layers[layer].keys == layer + 1).all())
+                assert bool((layers[layer].values == -layer - 1).all())
+
+
+def test_few_groups_of_layers_of_different_sizes() -> None:
+    """Of Gemma 4 26B: the layers with windows are larger."""
+    kinds = [*[WINDOW] * 5, FULL] * 5
+    groups = group_layers(kinds, 100, sizes={layer: 1 if kind == FULL else 2 for layer, kind in enumerate(kinds)})
+    assert [len(group.layers) for group in groups] == [4, 4, 4, 4, 3, 3, 3, 5]

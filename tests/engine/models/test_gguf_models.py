@@ -32,6 +32,7 @@ from tests.support.gguf_models import ARCHITECTURES, JINA, write_gguf
 from tests.support.hf_encoders import hidden_states, make_encoder, pool, random_text
 from tests.support.jina import JinaBert
 from tests.support.models import make_model, save_model
+from tests.support.tokenizer import VOCAB_SIZE
 from tests.support.variants import slow_but
 
 TOKENS = 12
@@ -72,6 +73,9 @@ DECODERS: dict[str, dict[str, Any]] = {
     "gemma": {},
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
+    "gemma3n": {"vocab_size_per_layer_input": VOCAB_SIZE},
+    "gemma4": {},
+    "gemma4-moe": {},
     "olmo2": {},
     "granite": {},
     "granitemoe": {},
@@ -126,13 +130,14 @@ def check_tokens(folder: Path, twin: Path, **fields: Any) -> None:
         engine.core.close()
 
 
-@pytest.mark.parametrize("case", slow_but(DECODERS, "gemma3", "lfm2", "qwen3", "glm4_moe", "olmo3"))
+@pytest.mark.parametrize("case", slow_but(DECODERS, "gemma3", "gemma4", "lfm2", "qwen3", "glm4_moe", "olmo3"))
 def test_decoders(tmp_path: Path, case: str) -> None:
     check_tokens(*twins(tmp_path, case))
 
 
 def test_all_architectures_are_tried() -> None:
-    tried = [{**models.DECODERS, **models.STATE_SPACES, **models.LLAMA_RELATIVES}[case][0] for case in DECODERS]
+    tables = {**models.DECODERS, **models.STATE_SPACES, **models.LLAMA_RELATIVES, **models.LAYER_INPUTS}
+    tried = [tables[case][0] for case in DECODERS]
     assert {ARCHITECTURES[kind] for kind in (*tried, *ENCODERS)} | {JINA, MISTRAL3, *SEEING} == set(CONFIGS)
 
 
@@ -142,7 +147,7 @@ LISTED = {
     "mistral small 3": ["mistral3"],
     "smollm 3": ["smollm3"],
     "qwen": ["qwen2", "qwen2moe", "qwen3", "qwen3moe", "qwen2vl", "qwen3vl", "qwen3vlmoe"],
-    "gemma": ["gemma", "gemma2", "gemma3"],
+    "gemma": ["gemma", "gemma2", "gemma3", "gemma3n", "gemma4"],
     "phi": ["phi2", "phi3"],
     "granite": ["granite", "granitemoe"],
     "olmo 2 and 3": ["olmo2"],

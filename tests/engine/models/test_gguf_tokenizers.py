@@ -249,7 +249,7 @@ def broken() -> Iterator[tuple[dict[str, Any], str]]:
     yield {**valid, "token_type": [1]}, "token_type has 1 values for 3 tokens"
     yield {**valid, "merges": ["ab"]}, "'ab', which is no pair"
     yield {**valid, "merges": 4}, "merges must be an array"
-    yield {**valid, "model": "rwkv"}, "type 'rwkv', which is not supported; supported are bert, gpt2, llama, t5"
+    yield {**valid, "model": "rwkv"}, "type 'rwkv', which is not supported; supported are bert, gemma4, gpt2, llama, t5"
     yield {**valid, "model": "t5"}, "no tokenizer.ggml.scores"
 
 

@@ -111,7 +111,7 @@ def test_the_pictures_are_seen(fallback_folders: dict[str, Path], case: str) -> 
     [
         ({"image_token_id": 7}, "the processor writes no token 7"),
         ({"text_config": {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]}}}, "M-RoPE"),
-        ({"text_config": {"model_type": "minimax"}}, "a language model of type 'minimax' is not supported here"),
+        ({"text_config": {"model_type": "rwkv"}}, "a language model of type 'rwkv' is not supported here"),
     ],
 )
 def test_what_only_a_family_can_do_is_refused_when_the_config_is_read(

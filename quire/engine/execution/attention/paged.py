@@ -208,6 +208,32 @@ class PagedAttention(StepAttention):
         return out
 
     @override
+    def read(
+        self,
+        layer: int,
+        q: Tensor,
+        params: AttentionParams,
+        *,
+        last_layer: bool = False,
+        last_token_only: bool = False,
+    ) -> Tensor:
+        cache = self.layers[layer]
+        padded = cache.shape.is_padded
+        if padded:
+            q = F.pad(q, (0, cache.shape.key_elements - q.shape[2]))
+        out = self._attend(cache, q, params, last_layer, last_token_only)
+        return out[..., : cache.shape.value_dim] if padded else out
+
+    @override
+    def of_logits_rows(self) -> StepAttention | None:
+        groups = list[GroupAttention]()
+        for group in self.groups:
+            if group.logits_rows is None or self.logits_indices is None:
+                return None
+            groups.append(GroupAttention(group.slots, group.logits_rows))
+        return PagedAttention(self.layers, groups)
+
+    @override
     def projected(
         self,
         layer: int,

@@ -28,8 +28,10 @@ from quire.engine.models.specs.decoder import (
 )
 from quire.engine.models.specs.delta_net import GatedDeltaNet
 from quire.engine.models.specs.dual_encoder import DualEncoderSpec
+from quire.engine.models.specs.linear_recurrence import GatedLinearRecurrence
 from quire.engine.models.specs.part import SpecPart
 from quire.engine.models.specs.rope import LongRope, Rope
+from quire.engine.models.specs.shared_keys import SharedKeysAttention
 from quire.engine.models.specs.state_space import ChannelStateSpace, HeadStateSpace, ShortConvolution
 from quire.kernels.activation_names import CANONICAL_ACTIVATIONS
 
@@ -153,6 +155,8 @@ def _problems(part: Any) -> Iterator[str]:
             yield f"the number of value heads, {heads}, is not a multiple of the {key_heads} key heads"
         case GatedDeltaNet(width=width) if width < 2:
             yield f"the convolution has {width} taps, but must have at least 2"
+        case SharedKeysAttention(heads=heads, kv_heads=kv_heads) if heads % kv_heads:
+            yield f"the number of heads, {heads}, is not a multiple of the {kv_heads} key and value heads"
         case GroupedQueryAttention(window=int(window)) if window < 1:
             yield f"the sliding window is {window}, but must be at least 1"
         case GroupedQueryAttention(chunk=int(chunk)) if chunk < 1:
@@ -167,6 +171,10 @@ def _problems(part: Any) -> Iterator[str]:
             yield f"the rotary dimension {dim} exceeds the head size {head_dim}"
         case ShortConvolution(width=1) | ChannelStateSpace(width=1) | HeadStateSpace(width=1):
             yield "the width of its convolutions is 1, but must be at least 2"
+        case GatedLinearRecurrence(width=1):
+            yield "the width of its convolutions is 1, but must be at least 2"
+        case GatedLinearRecurrence(size=size, blocks=blocks) if size % blocks:
+            yield f"{size} channels of a recurrence cannot be split into {blocks} blocks"
         case HeadStateSpace(heads=heads, groups=groups) if heads % groups:
             yield f"{heads} heads of a state space cannot be split into {groups} groups"
         case LatentAttention(q_rank=None, indexer=Indexer()):

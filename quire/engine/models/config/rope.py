@@ -18,7 +18,7 @@ from quire.engine.models.specs.rope import DynamicNtk, LongRope, Rope
 Frequencies = npt.NDArray[Any]
 Params = dict[str, Any]
 
-_UNSCALED = ("default", "dynamic", "longrope")
+_UNSCALED = ("default", "dynamic", "longrope", "proportional")
 
 
 def rope_of(
@@ -43,6 +43,8 @@ def rope_of(
     if kind not in _SCALINGS and kind not in _UNSCALED:
         supported = ", ".join(sorted((*_SCALINGS, *_UNSCALED)))
         raise UnsupportedModel(f"rope type {kind!r} is not supported; supported are {supported}")
+    if kind == "proportional":
+        return _proportional(params, head_dim)
     dim = head_dim
     if partial or kind != "default":
         dim = int(head_dim * params.get("partial_rotary_factor", 1.0))
@@ -54,7 +56,7 @@ def rope_of(
     powers = _powers(params["rope_theta"], dim)
     plain: Frequencies = np.float32(1) / powers
     rotated = 2 * len(plain)  # an odd number of elements is rounded up
-    trained = params.get("original_max_position_embeddings") or config.max_position_embeddings
+    trained: Any = params.get("original_max_position_embeddings") or getattr(config, "max_position_embeddings", None)
     if kind == "dynamic":
         max_len = config.max_position_embeddings
         ntk = DynamicNtk(theta=params["rope_theta"], factor=params["factor"], trained_len=max_len)
@@ -85,6 +87,16 @@ def _powers(theta: float, dim: int) -> Frequencies:
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     powers: Frequencies = np.power(np.float32(theta), exponents)
     return powers
+
+
+def _proportional(params: Params, head_dim: int) -> Rope:
+    """A rope of whole heads, in which only the pairs with the highest frequencies rotate."""
+    rotated = int(params.get("partial_rotary_factor", 1.0) * head_dim // 2)
+    exponents = np.arange(0, 2 * rotated, 2, dtype=np.float32) / np.float32(head_dim)
+    plain: Frequencies = np.float32(1) / np.power(np.float32(params["rope_theta"]), exponents)
+    frequencies = np.zeros(head_dim // 2, np.float32)
+    frequencies[:rotated] = plain / np.float32(params.get("factor", 1.0))
+    return Rope(dim=head_dim, inv_freq=_values(frequencies))
 
 
 def rope_parameters(config: Any) -> Params:

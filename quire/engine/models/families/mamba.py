@@ -14,7 +14,7 @@ from quire.engine.models.specs.tensor_names import KIND, LAYER, WeightNames, tap
 if TYPE_CHECKING:  # families are read without torch
     from torch import Tensor
 
-_MAX_POSITIONS = 32768  # their states hold sequences of any length; configs name none
+MAX_POSITIONS = 32768  # their states hold sequences of any length; configs name none
 
 
 def _rates(logarithms: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ def _decoder(config: Any, mixer: Recurrence) -> DecoderSpec:
         vocab=config.vocab_size,
         layers=(Layer(attn=mixer, ffn=None),) * config.num_hidden_layers,
         norm=RMSNormSpec(eps=config.layer_norm_epsilon),
-        max_positions=getattr(config, "max_position_embeddings", None) or _MAX_POSITIONS,
+        max_positions=getattr(config, "max_position_embeddings", None) or MAX_POSITIONS,
         tied=bool(config.tie_word_embeddings),
     )
 

@@ -17,7 +17,7 @@ from quire.engine.models.specs.tensor_names import WeightNames
 _TEXT_ONLY = ("idefics2", "llama4", "ovis2")
 _NOT_LOADED = re.compile(
     r"(?:model\.)?(?:vision_tower|vision_model|visual|multi_modal_projector|connector|image_newline"
-    r"|visual_embeddings_table|projector|mlp_AR)(?:\..*)?"
+    r"|visual_embeddings_table|projector|mlp_AR|embed_vision|vision_embedder|audio_tower|embed_audio)(?:\..*)?"
 )
 _HEAD = re.compile(r"(?:model\.)?language_model\.(?P<name>(?:lm_head|score)\..*)")
 _LANGUAGE_MODEL = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)?(?P<name>.*)")

@@ -11,6 +11,8 @@ from quire.engine.models.layers.norm import LayerNorm, RMSNorm, make_norm
 from quire.engine.models.layers.parallel import row_parallel
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.specs.decoder import GroupedQueryAttention, QKNorm, StackSpec
+from quire.kernels.capture import split_heads
+from quire.kernels.head_norm import norm_heads_in_place
 from quire.kernels.output_gate import gates_of, sigmoid_gate, without_gates
 from quire.kernels.paged_attention import AttentionParams
 from quire.kernels.projected_heads import CosSin, ProjectedHeads, QKNormWeights
@@ -39,7 +41,7 @@ class GroupedAttentionLayer(nn.Module):
         self.out = row_parallel(queries, model.hidden, group, bias=spec.out_bias)
         self.q_norm, self.k_norm = (self._norm(size, model) for size in (queries, keys))
         self._eps = model.norm.eps
-        self._ones: Tensor | None = None  # weights of norms that have none
+        self._ones: Tensor | None = None  # weights of norms that have none, made when first needed
         self.sinks = nn.Parameter(torch.empty(spec.heads), requires_grad=False) if spec.sinks else None
         self.key_scale = self.value_scale = 1.0
         self.head_scales: Tensor | None = None
@@ -61,9 +63,10 @@ class GroupedAttentionLayer(nn.Module):
             else:
                 norms = QKNormWeights(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps, self.q_norm.offset)
         elif spec.qk_norm is QKNorm.HEAD_ONLY:
-            if self._ones is None or self._ones.dtype != qkv.dtype or self._ones.device != qkv.device:
-                self._ones = torch.ones(spec.head_dim, dtype=qkv.dtype, device=qkv.device)
-            norms = QKNormWeights(self._ones, self._ones, self._eps, 0.0)
+            ones = self._unit_weights(qkv)
+            norms = QKNormWeights(ones, ones, self._eps, 0.0)
+        if spec.value_norm:
+            self._norm_values(qkv)
         if spec.temperature is not None:  # before the rope, which rotates: the results are the same
             qkv[:, : self.qkv.parts[0]] *= step.query_factors[spec.temperature].to(qkv.dtype)
         rope = None if spec.rope is None else step.ropes[spec.rope]
@@ -95,6 +98,17 @@ class GroupedAttentionLayer(nn.Module):
             attended = sigmoid_gate(attended, gates_of(projected, spec.heads, spec.head_dim))
         out: Tensor = self.out(attended.flatten(1), lora=step.lora_rows(last_layer=last_layer))
         return out
+
+    def _norm_values(self, qkv: Tensor) -> None:
+        spec = self.spec
+        values = split_heads(qkv[:, sum(self.qkv.parts[:2]) :], spec.kv_heads, spec.head_dim)
+        norm_heads_in_place(values, self._unit_weights(qkv), self._eps)
+
+    def _unit_weights(self, qkv: Tensor) -> Tensor:
+        """The weights of norms that have none: (head_dim,)."""
+        if self._ones is None or self._ones.dtype != qkv.dtype or self._ones.device != qkv.device:
+            self._ones = qkv.new_ones(self.spec.head_dim)
+        return self._ones
 
     def _norm_heads(self, qkv: Tensor) -> Tensor:
         """Layer norms of each head of queries and keys."""

@@ -215,6 +215,26 @@ class StepAttention(Protocol):
         q, k, v = qk_norm_rope(heads)
         return self(layer, q, k, v, params, last_layer=last_layer, last_token_only=last_token_only)
 
+    def read(
+        self,
+        layer: int,
+        q: Tensor,
+        params: AttentionParams,
+        *,
+        last_layer: bool = False,
+        last_token_only: bool = False,
+    ) -> Tensor:
+        """Attend to what an earlier layer of the step has stored; arguments and result: see `__call__`."""
+        reason = f"layer {layer} has no cache that several layers read"
+        raise NotImplementedError(reason)
+
+    def of_logits_rows(self) -> StepAttention | None:
+        """Return the attention of the rows `logits_indices` alone, for layers that store nothing.
+
+        None: these are all rows, or a result may depend on others.
+        """
+        return None
+
 
 class StepCrossAttention(Protocol):
     """The cross-attention of one step: each token attends to all encoded positions of its sequence."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
+
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +28,7 @@ class GatedMLPLayer(nn.Module):
         down_bias: bool | None = None,
         gate_scale: float = 1.0,
         out_scale: float = 1.0,
+        sparsity: float = 0.0,
         group: RankGroup | None = None,
     ) -> None:
         """Make the layer.
@@ -38,6 +41,7 @@ class GatedMLPLayer(nn.Module):
             down_bias: bias of the second projection; None: as `bias`.
             gate_scale: factor of what the activation reads.
             out_scale: factor of the result.
+            sparsity: see `GatedMLP`.
             group: ranks that have other elements between the projections; the results are summed.
         """
         super().__init__()
@@ -45,14 +49,25 @@ class GatedMLPLayer(nn.Module):
         self.down = row_parallel(size, hidden, group, bias=bias if down_bias is None else down_bias)
         self.act = act
         self._gate_scale, self._out_scale = gate_scale, out_scale
+        self._deviations = NormalDist().inv_cdf(sparsity) if sparsity else None
 
     def forward(self, x: Tensor, lora: LoRARows | None = None) -> Tensor:
         """(tokens, hidden) to (tokens, hidden). `lora`: see `Linear`."""
         gate_up: Tensor = self.gate_up(x, lora=lora)
         if self._gate_scale != 1.0:
             gate_up[:, : self.gate_up.parts[0]] *= self._gate_scale
+        if self._deviations is not None:
+            _keep_largest(gate_up[:, : self.gate_up.parts[0]], self._deviations)
         out: Tensor = self.down(act_and_mul(gate_up, self.act), lora=lora)
         return scaled(out, self._out_scale)
+
+
+def _keep_largest(gate: Tensor, deviations: float) -> None:
+    """Subtract the mean of each row of gate and so many deviations from it; what is negative then becomes 0."""
+    values = gate.float()
+    mean = values.mean(-1, keepdim=True)
+    deviation = (values - mean).square().mean(-1, keepdim=True).sqrt()
+    gate.copy_(torch.relu(values - (mean + deviation * deviations)))
 
 
 class PlainMLPLayer(nn.Module):

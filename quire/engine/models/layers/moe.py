@@ -14,16 +14,19 @@ from quire.engine.models.distributed.group import RankGroup
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.mlp import GatedMLPLayer, PlainMLPLayer
+from quire.engine.models.layers.norm import make_norm
 from quire.engine.models.specs.decoder import (
     ClampedSwigluExperts,
     GatedExperts,
     GroupedSigmoidRouter,
     MoE,
+    Norm,
     PlainExperts,
     SigmoidRouter,
     SoftmaxRouter,
 )
 from quire.kernels.activation import act_and_mul, activation, clamped_swiglu
+from quire.kernels.add_scaled import add_scaled
 from quire.kernels.experts import can_stack, run_experts
 from quire.kernels.gpu_weights import GpuWeight, StackedWeights, format_weight
 from quire.kernels.linear import PackedWeight, Quantization, pack_exact_weight
@@ -128,19 +131,37 @@ class Router(Linear):
         return F.linear(x.float(), self.weight.float(), bias)
 
 
+class BranchNorms(nn.Module):
+    """The norms of a mixture of experts that reads hidden states without a norm; see `MoE.branch_norms`."""
+
+    def __init__(self, hidden: int, norm: Norm) -> None:
+        super().__init__()
+        self.router, self.experts, self.shared = (make_norm(hidden, norm) for _ in range(3))
+        self.experts_output, self.shared_output = (make_norm(hidden, norm) for _ in range(2))
+
+
 class MoELayer(nn.Module):
     """Router, experts, and the shared expert if there is one."""
 
-    float32_parameters: ClassVar = ("score_bias",)  # see `allocate` in `checkpoint/weights.py`
+    float32_parameters: ClassVar = ("score_bias", "expert_scale")  # see `allocate` in `checkpoint/weights.py`
 
-    def __init__(self, hidden: int, spec: MoE, group: RankGroup | None = None) -> None:
-        """`group`: ranks that have other experts, or other parts of each; the results are summed."""
+    def __init__(self, hidden: int, spec: MoE, group: RankGroup | None = None, norm: Norm | None = None) -> None:
+        """Make the layer.
+
+        Args:
+            hidden: inputs and outputs.
+            spec: its architecture.
+            group: ranks that have other experts, or other parts of each; the results are summed.
+            norm: that of the model, if branches have norms of their own.
+        """
         super().__init__()
         self._group = group
         self.spec = spec
         router = spec.router
         self.router = Router(hidden, spec.experts, bias=isinstance(router, SoftmaxRouter) and router.bias)
-        self.score_bias = _score_bias(spec.experts) if _has_score_bias(router) else None
+        self.score_bias = _per_expert(spec.experts) if _has_score_bias(router) else None
+        self.norms = BranchNorms(hidden, norm) if spec.branch_norms and norm is not None else None
+        self.expert_scale = _per_expert(spec.experts) if spec.expert_scale else None
         count = len(spec.local_experts)
         self._stacks = StackedWeights(count), StackedWeights(count)
         self._biases: tuple[Tensor, Tensor] | None = None
@@ -150,10 +171,22 @@ class MoELayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(tokens, hidden) to (tokens, hidden)."""
-        chosen, weights = self.route(x)
-        out = self._run_stacked(x, chosen, weights) if self._stacks[0].is_used else self._run(x, chosen, weights)
-        out = out if self.shared is None else out + self._run_shared(x, self.shared)
+        norms = self.norms
+        if norms is None:
+            out = self._run_experts(x, *self.route(x))
+            return self._summed(out if self.shared is None else out + self._run_shared(x, self.shared))
+        experts = self._run_experts(norms.experts(x), *self.route(norms.router(x)))
+        normed: Tensor = norms.experts_output(self._summed(experts))
+        if self.shared is None:
+            return normed
+        return add_scaled(norms.shared_output(self._summed(self._run_shared(norms.shared(x), self.shared))), normed)
+
+    def _summed(self, out: Tensor) -> Tensor:
+        """The sum of the results of all ranks."""
         return out if self._group is None else self._group.all_reduce(out)
+
+    def _run_experts(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        return self._run_stacked(x, chosen, weights) if self._stacks[0].is_used else self._run(x, chosen, weights)
 
     def _run_shared(self, x: Tensor, shared: GatedMLPLayer | PlainMLPLayer) -> Tensor:
         out: Tensor = shared(x)
@@ -216,6 +249,8 @@ class MoELayer(nn.Module):
             chosen, weights = softmax_top_k(
                 logits, top_k, renormalize=router.renormalize, groups=router.groups, top_groups=router.top_groups
             )
+            if self.expert_scale is not None:
+                weights = weights * self.expert_scale[chosen]
             return chosen, weights if router.scale == 1.0 else weights * router.scale
         assert self.score_bias is not None
         return grouped_sigmoid(
@@ -240,5 +275,5 @@ def _has_score_bias(router: SoftmaxRouter | GroupedSigmoidRouter | SigmoidRouter
     return isinstance(router, GroupedSigmoidRouter) or (isinstance(router, SoftmaxRouter) and router.selection_bias)
 
 
-def _score_bias(experts: int) -> nn.Parameter:
+def _per_expert(experts: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(experts), requires_grad=False)

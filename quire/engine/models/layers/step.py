@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -20,6 +20,7 @@ from quire.engine.models.specs.rope import Rope
 from quire.kernels import gpu
 from quire.kernels.lora import sort_rows
 from quire.kernels.projected_heads import CosSin
+from quire.kernels.take_rows import take_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,9 @@ class StepContext:
         items: see `ModelInputs`.
         query_factors: (tokens, 1) factors of the queries of layers that have a temperature.
         selected: see `Selection.positions`.
+        positions: see `ModelInputs`.
+        embedded: (tokens, hidden) the input of the first layer, in models with other layers that read it.
+        layer_inputs: (tokens, layers * size) the inputs of layers, see `LayerEmbeddings`; None: they have none.
     """
 
     ropes: dict[Rope, CosSin]
@@ -79,6 +83,32 @@ class StepContext:
     items: ItemEmbeddings | None = None
     query_factors: dict[QueryTemperature, Tensor] = field(default_factory=dict)
     selected: dict[int, Tensor] = field(default_factory=dict)
+    positions: Tensor | None = None
+    embedded: Tensor | None = None
+    layer_inputs: Tensor | None = None
+
+    def of_logits_rows(self, attend: StepAttention) -> StepContext:
+        """The step of the rows `logits_indices` alone, for layers that keep nothing of a sequence.
+
+        `attend`: the attention of these rows.
+        """
+        rows = self.logits_indices
+        assert rows is not None
+        return replace(
+            self,
+            ropes={
+                rope: CosSin(take_rows(values.cos, rows), take_rows(values.sin, rows), values.interleaved)
+                for rope, values in self.ropes.items()
+            },
+            attend=attend,
+            logits_indices=None,
+            last_token_only=False,
+            lora=None if self.lora is None else StepLoRA(self.lora.logits, self.lora.logits),
+            items=None,
+            positions=None,  # those that keep something read them
+            query_factors={each: take_rows(factors, rows) for each, factors in self.query_factors.items()},
+            layer_inputs=None if self.layer_inputs is None else take_rows(self.layer_inputs, rows),
+        )
 
     def lora_rows(self, *, last_layer: bool) -> LoRARows | None:
         """The rows of the tokens behind a layer's attention that adapters apply to; None: none."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from quire.engine.models.distributed.group import RankGroup
@@ -16,12 +17,17 @@ from quire.engine.models.layers.cross_attention import CrossAttentionLayer
 from quire.engine.models.layers.delta_net import DeltaNetLayer
 from quire.engine.models.layers.disentangled_attention import DisentangledAttentionLayer
 from quire.engine.models.layers.latent_attention import LatentAttentionLayer
+from quire.engine.models.layers.layer_inputs import LayerInputGate, OutputScale
 from quire.engine.models.layers.linear import Linear
+from quire.engine.models.layers.linear_recurrence import DecayingAttentionLayer, LinearRecurrenceLayer
 from quire.engine.models.layers.mlp import GatedMLPLayer, LearnedMLPLayer, PlainMLPLayer
 from quire.engine.models.layers.moe import MoELayer
 from quire.engine.models.layers.norm import add_and_norm, make_norm
+from quire.engine.models.layers.shared_keys import SharedKeysLayer
 from quire.engine.models.layers.state_space import ChannelStateSpaceLayer, HeadStateSpaceLayer, ShortConvLayer
 from quire.engine.models.layers.step import StepContext
+from quire.engine.models.layers.streams import LayerStreams, SideBranch, StreamEnds
+from quire.engine.models.networks.shared_block import BlockBeforeRecurrenceLayer, share_blocks
 from quire.engine.models.specs.decoder import (
     Attention,
     ConformerLayer,
@@ -32,13 +38,18 @@ from quire.engine.models.specs.decoder import (
     LatentAttention,
     Layer,
     LearnedMLP,
+    MoE,
     NoAttention,
+    NormedResidual,
     ParallelResidual,
     PlainMLP,
     SideBySide,
     StackSpec,
 )
 from quire.engine.models.specs.delta_net import GatedDeltaNet
+from quire.engine.models.specs.linear_recurrence import DecayingAttention, GatedLinearRecurrence
+from quire.engine.models.specs.shared_block import BlockBeforeRecurrence
+from quire.engine.models.specs.shared_keys import SharedKeysAttention
 from quire.engine.models.specs.state_space import ChannelStateSpace, HeadStateSpace, ShortConvolution
 from quire.kernels.add_scaled import add_scaled, scaled
 from quire.kernels.take_rows import take_rows
@@ -63,6 +74,7 @@ class TransformerLayer(nn.Module):
         super().__init__()
         self.scale = spec.residual_scale
         self.parallel = spec.parallel
+        self.normed_residual = spec.normed_residual
         self.attn = None if isinstance(spec.attn, NoAttention) else _attention(index, spec.attn, model, group)
         self.ffn = None if spec.ffn is None else _feed_forward(spec.ffn, model, group)
 
@@ -70,19 +82,35 @@ class TransformerLayer(nn.Module):
             return make_norm(model.hidden, model.norm) if exists else nn.Identity()
 
         self.attn_norm = norm(self.attn is not None and spec.pre_norm and spec.pre_attn_norm)
-        self.ffn_norm = norm(self.ffn is not None and spec.pre_norm and spec.parallel is not ParallelResidual.ONE_NORM)
+        norms_inside = isinstance(spec.ffn, MoE) and spec.ffn.branch_norms
+        has_ffn_norm = self.ffn is not None and spec.pre_norm and not norms_inside
+        self.ffn_norm = norm(has_ffn_norm and spec.parallel is not ParallelResidual.ONE_NORM)
         self.attn_output_norm, self.ffn_output_norm = norm(spec.branch_output_norm), norm(spec.branch_output_norm)
         self.attn_inner_post_ln = make_norm(model.hidden, model.norm) if spec.inner_post_ln else None
         self.attn_post_ln = make_norm(model.hidden, model.norm) if spec.post_ln else None
         self.ffn_post_ln = make_norm(model.hidden, model.norm) if spec.post_ln else None
         self.cross = None if spec.cross is None else CrossAttentionLayer(index, spec.cross, model.hidden, source)
         self.cross_norm = norm(spec.cross is not None)
+        self.layer_input = None if spec.layer_input is None else LayerInputGate(index, spec.layer_input, model)
+        self.output_scale = OutputScale() if spec.output_scale else None
+        self.streams = None if spec.streams is None else LayerStreams(spec.streams, model.hidden, model.norm)
+        self.side = None if spec.streams is None else SideBranch(spec.streams.rank, model)
         _give_six_bits(self, model.hidden)
 
     def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
         """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `StepAttention`."""
+        if self.streams is not None:
+            return self._with_streams(x, self.streams, step, last_layer=last_layer)
+        x = self._branches(x, step, last_layer=last_layer)
+        if self.layer_input is not None:
+            x = add_scaled(x, self.layer_input(x, step, last_layer=last_layer))
+        return x if self.output_scale is None else self.output_scale(x)
+
+    def _branches(self, x: Tensor, step: StepContext, *, last_layer: bool) -> Tensor:
         if self.attn is None or self.ffn is None:
             return self._one_branch(x, step, last_layer=last_layer)
+        if self.normed_residual is not None:
+            return self._with_normed_residual(x, self.normed_residual, step, last_layer=last_layer)
         rows = step.lora_rows(last_layer=last_layer)
         ffn = self.ffn if rows is None else partial(self.ffn, lora=rows)
         normed = self.attn_norm(x)
@@ -106,6 +134,37 @@ class TransformerLayer(nn.Module):
             branch, scale = self.cross(read, step, logits_rows=logits_rows), 1.0
         x, read = add_and_norm(self.ffn_norm, x, branch, scale)
         return add_scaled(x, self.ffn_output_norm(ffn(read)), self.scale)
+
+    def _with_normed_residual(
+        self, x: Tensor, factors: NormedResidual, step: StepContext, *, last_layer: bool
+    ) -> Tensor:
+        assert self.attn is not None
+        assert self.ffn is not None
+        normed = self.attn_norm(x)
+        attended = self.attn(normed, step, last_layer=last_layer)
+        if last_layer and step.last_token_only and step.logits_indices is not None:
+            normed = take_rows(normed, step.logits_indices)
+        normed = self.ffn_norm(add_scaled(scaled(normed, factors.attn_residual), attended, factors.attn_branch))
+        return add_scaled(scaled(normed, factors.ffn_residual), self.ffn(normed), factors.ffn_branch)
+
+    def _with_streams(self, x: Tensor, streams: LayerStreams, step: StepContext, *, last_layer: bool) -> Tensor:
+        """(tokens, count * hidden) to the same, of a layer whose tokens have several hidden states; see `Streams`."""
+        assert self.attn is not None
+        assert self.ffn is not None
+        assert self.side is not None
+        predicted = streams.predict(x)
+        normed = self.attn_norm(streams.active(predicted))
+        attended = self.attn_output_norm(self.attn(normed, step, last_layer=last_layer))
+        if last_layer and step.last_token_only and step.logits_indices is not None:
+            predicted, normed = predicted[step.logits_indices], take_rows(normed, step.logits_indices)
+        branches = add_scaled(add_scaled(streams.active(predicted), attended), self.side(normed))
+        h = scaled(branches, 2**-0.5)
+        h = add_scaled(h, self.ffn_output_norm(self.ffn(self.ffn_norm(h))))
+        corrected = streams.correct(predicted, h)
+        if self.layer_input is not None:
+            added = self.layer_input(streams.scaled_active(corrected), step, last_layer=last_layer)
+            corrected = torch.cat((corrected[:, :1], corrected[:, 1:] + added[:, None]), 1)
+        return corrected.flatten(1)
 
     def _one_branch(self, x: Tensor, step: StepContext, *, last_layer: bool) -> Tensor:
         """The result of a layer that has attention alone, or a feed-forward alone."""
@@ -146,8 +205,11 @@ class LayerStack(nn.Module):
             for index, layer in enumerate(spec.layers)
         )
         self.layers = nn.ModuleList(layers)
+        share_blocks(layer.attn for layer in self.layers if isinstance(layer, TransformerLayer))
         self._order = tuple(range(len(self.layers))) if spec.order is None else spec.order
         self.norm = make_norm(spec.hidden, spec.norm) if spec.final_norm else nn.Identity()
+        self.stream_ends: StreamEnds | None = None
+        self._first_reader = _first_reader(spec)
 
     def run_layers(self, x: Tensor, step: StepContext, *, normed: bool = True, more_layers: bool = False) -> Tensor:
         """(tokens, hidden) to the hidden states after the norm.
@@ -158,13 +220,30 @@ class LayerStack(nn.Module):
             normed: False: without the norm.
             more_layers: another rank has layers after these.
         """
+        rows_attention = step.attend.of_logits_rows() if self._first_reader < len(self.layers) else None
         for level, index in enumerate(self._order):
             layer = self.layers[index]
-            x = layer(x, step, last_layer=layer is self.layers[-1] and not more_layers)
+            is_last = layer is self.layers[-1] and not more_layers
+            reads_rows = rows_attention is not None and index >= self._first_reader
+            x = layer(x, step, last_layer=is_last or reads_rows)
+            if reads_rows and step.last_token_only and step.logits_indices is not None:
+                assert rows_attention is not None
+                step = step.of_logits_rows(rows_attention)
             if step.items is not None:
                 x = step.items.add_level(level, x)
+        if self.stream_ends is not None:
+            x = self.stream_ends.merged(x)
         hidden: Tensor = self.norm(x) if normed else x
         return hidden
+
+
+def _first_reader(spec: StackSpec) -> int:
+    """Index of the first of the layers at the end that store nothing: of other rows than those that logits are computed
+    for, nobody reads what they compute. The number of layers if the last one stores something."""
+    first = len(spec.layers)
+    while first and isinstance(spec.layers[first - 1].attn, SharedKeysAttention):
+        first -= 1
+    return first
 
 
 class SideBySideLayer(nn.Module):
@@ -193,7 +272,13 @@ _ATTENTION_LAYERS: dict[type[Attention], Callable[[int, Any, StackSpec, RankGrou
     ShortConvolution: ShortConvLayer,
     ChannelStateSpace: ChannelStateSpaceLayer,
     HeadStateSpace: HeadStateSpaceLayer,
+    SharedKeysAttention: SharedKeysLayer,
     SideBySide: SideBySideLayer,
+    GatedLinearRecurrence: LinearRecurrenceLayer,
+    DecayingAttention: DecayingAttentionLayer,
+    BlockBeforeRecurrence: lambda index, spec, model, group: BlockBeforeRecurrenceLayer(
+        index, spec, model, group, _attention
+    ),
 }
 
 
@@ -213,10 +298,11 @@ def _feed_forward(spec: FeedForward, model: StackSpec, group: RankGroup | None) 
             down_bias=spec.down_bias,
             gate_scale=spec.gate_scale,
             out_scale=spec.out_scale,
+            sparsity=spec.sparsity,
             group=group,
         )
     if isinstance(spec, LearnedMLP):
         return LearnedMLPLayer(model.hidden, spec.size, group=group)
     if isinstance(spec, PlainMLP):
         return PlainMLPLayer(model.hidden, spec.size, spec.act, bias=spec.bias, group=group)
-    return MoELayer(model.hidden, spec, group)
+    return MoELayer(model.hidden, spec, group, model.norm)

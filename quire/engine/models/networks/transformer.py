@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from quire.engine.models.distributed.group import RankGroup
@@ -9,11 +11,13 @@ from quire.engine.models.layers.disentangled_attention import RelativePositions
 from quire.engine.models.layers.embedding import Embedding, EmbeddingSum
 from quire.engine.models.layers.heads import PoolerHeads
 from quire.engine.models.layers.inputs import ModelInputs, StepAttention, StepCrossAttention
+from quire.engine.models.layers.layer_inputs import LayerEmbeddingTable
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.parallel import VocabParallelEmbedding
 from quire.engine.models.layers.relative_bias import RelativeBiasTable
 from quire.engine.models.layers.rope import RopeTables, query_factors, rope_switch
 from quire.engine.models.layers.step import StepContext, StepLoRA
+from quire.engine.models.layers.streams import StreamEnds
 from quire.engine.models.networks.stack import LayerStack
 from quire.engine.models.specs.decoder import (
     DecoderSpec,
@@ -23,6 +27,7 @@ from quire.engine.models.specs.decoder import (
     TransformerSpec,
 )
 from quire.engine.models.specs.rope import Rope
+from quire.engine.models.specs.shared_block import BlockBeforeRecurrence
 
 
 class Transformer(LayerStack):
@@ -53,6 +58,10 @@ class Transformer(LayerStack):
         self.relative_bias = RelativeBiasTable(biases[0], _grouped(spec)[0].heads) if biases else None
         tables = [layer.attn for layer in spec.layers if isinstance(layer.attn, DisentangledAttention)]
         self.relative_positions = RelativePositions(tables[0], spec) if tables else None
+        self._reads_embedded = any(isinstance(layer.attn, BlockBeforeRecurrence) for layer in spec.layers)
+        self.layer_embeddings = _layer_embeddings(spec)
+        if isinstance(spec, DecoderSpec) and spec.streams is not None:
+            self.stream_ends = StreamEnds(spec.streams, spec.hidden)
         self._temperatures = {a.temperature for a in _grouped(spec) if a.temperature is not None}
         self.heads: PoolerHeads | None = None
         self.num_adapters = 0
@@ -68,7 +77,16 @@ class Transformer(LayerStack):
     ) -> Tensor:
         """Hidden states of a step, as `LanguageModel.run` describes."""
         step = self._step(inputs, attend, last_token_only=last_token_only, cross=cross)
-        return self.run_layers(self._embedded(inputs), step)
+        return self.run_layers(*self._begun(inputs, step))
+
+    def _begun(self, inputs: ModelInputs, step: StepContext) -> tuple[Tensor, StepContext]:
+        """The input of the first layer, and the step with what layers read of it."""
+        x = self._embedded(inputs)
+        if self._reads_embedded:
+            step = replace(step, embedded=x)
+        if self.layer_embeddings is not None:
+            step = replace(step, layer_inputs=self.layer_embeddings(inputs.token_ids, x))
+        return x if self.stream_ends is None else self.stream_ends.expanded(x), step
 
     def _embedded(self, inputs: ModelInputs) -> Tensor:
         """The input of the first layer: (tokens, hidden)."""
@@ -95,6 +113,7 @@ class Transformer(LayerStack):
             inputs.states,
             items=inputs.items,
             query_factors={each: query_factors(each, inputs.positions) for each in self._temperatures},
+            positions=inputs.positions,
         )
 
     @property
@@ -117,6 +136,13 @@ class Transformer(LayerStack):
     def ropes(self) -> set[Rope]:
         """All ropes that steps need."""
         return ropes_of(self.spec)
+
+
+def _layer_embeddings(spec: TransformerSpec) -> LayerEmbeddingTable | None:
+    embeddings = spec.layer_embeddings if isinstance(spec, DecoderSpec) else None
+    if embeddings is None:
+        return None
+    return LayerEmbeddingTable(embeddings, spec.hidden, len(spec.layers), spec.norm, spec.vocab)
 
 
 def ropes_of(spec: TransformerSpec) -> set[Rope]:

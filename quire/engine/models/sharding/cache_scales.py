@@ -12,6 +12,7 @@ from torch import Tensor
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.layers.attention import GroupedAttentionLayer
 from quire.engine.models.layers.latent_attention import LatentAttentionLayer
+from quire.engine.models.layers.shared_keys import SharedKeysLayer
 from quire.engine.models.networks.transformer import Transformer
 from quire.engine.models.sharding.decoder import ShardedDecoder
 from quire.engine.models.specs.decoder import DecoderSpec, GroupedQueryAttention, LatentAttention
@@ -98,15 +99,26 @@ def check_scales(model: Transformer) -> None:
     """Check that a KV cache of float8 can represent the scales of a decoder, or of a part of it.
 
     Raises:
-        UnsupportedModel: a layer of latent attention has another scale for values, which are a part of keys.
+        UnsupportedModel: a layer of latent attention has another scale for values, which are a part of keys; or a layer
+            whose keys and values others read has scales.
     """
+    shares_keys = any(isinstance(layer.attn, SharedKeysLayer) for layer in model.layers)
     for index, attention in _attention_layers(model):
+        if shares_keys and isinstance(attention, GroupedAttentionLayer) and _has_scales(attention):
+            raise UnsupportedModel(
+                f"--kv-cache-dtype fp8: layer {index} has scales of keys and values, which layers that share them do "
+                "not apply; accepted here are int8, and the data type of the model: bfloat16 or float16"
+            )
         if isinstance(attention, LatentAttentionLayer) and attention.key_scale != attention.value_scale:
             raise UnsupportedModel(
                 f"--kv-cache-dtype fp8: layer {index} has k_scale {attention.key_scale} and v_scale "
                 f"{attention.value_scale}, but latent attention has one scale for both; accepted here are int8, and "
                 "the data type of the model: bfloat16 or float16, or auto if the checkpoint does not ask for fp8"
             )
+
+
+def _has_scales(attention: GroupedAttentionLayer) -> bool:
+    return (attention.key_scale, attention.value_scale) != (1, 1) or attention.head_scales is not None
 
 
 def _attention_layers(model: Transformer) -> Iterator[tuple[int, GroupedAttentionLayer | LatentAttentionLayer]]:

@@ -100,11 +100,11 @@ class ShardedDecoder(Decoder):
     ) -> Tensor:
         """Hidden states, as `LanguageModel.run` describes; in a stage before the last, only their number is right."""
         groups = self._groups
+        step = self._step(inputs, attend, last_token_only=last_token_only, cross=cross)
         if groups.previous is None:
-            x = self._embedded(inputs)
+            x, step = self._begun(inputs, step)
         else:
             x = groups.previous.receive((len(inputs.token_ids), self.spec.hidden), self._dtype)
-        step = self._step(inputs, attend, last_token_only=last_token_only, cross=cross)
         hidden = self.run_layers(x, step, more_layers=groups.next is not None)
         if groups.next is None:
             return hidden

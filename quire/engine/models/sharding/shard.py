@@ -11,6 +11,7 @@ from quire.engine.models.specs.decoder import (
     Attention,
     DecoderSpec,
     FeedForward,
+    GatedMLP,
     GroupedQueryAttention,
     LatentAttention,
     Layer,
@@ -19,8 +20,10 @@ from quire.engine.models.specs.decoder import (
     QKNorm,
     Recurrence,
 )
+from quire.engine.models.specs.shared_block import BlockBeforeRecurrence
+from quire.engine.models.specs.shared_keys import SharedKeysAttention
 
-_DivisibleAttention = GroupedQueryAttention | LatentAttention
+_DivisibleAttention = GroupedQueryAttention | LatentAttention | SharedKeysAttention
 
 
 def part_of(spec: DecoderSpec, placement: Placement) -> DecoderSpec:
@@ -109,6 +112,8 @@ def _shard_attention(attn: Attention, rank: int, size: int) -> Attention:
     heads = attn.heads // size
     if isinstance(attn, LatentAttention):
         return replace(attn, heads=heads)
+    if isinstance(attn, SharedKeysAttention):
+        return replace(attn, heads=heads, kv_heads=max(1, attn.kv_heads // size))
     alibi = None if attn.alibi is None else attn.alibi[rank * heads : (rank + 1) * heads]
     return replace(attn, heads=heads, kv_heads=max(1, attn.kv_heads // size), alibi=alibi)
 
@@ -145,6 +150,17 @@ def check_divisible(spec: DecoderSpec, placement: Placement) -> None:
                 f"--pipeline-parallel-size {placement.stages} is not supported for this model: a stage would begin "
                 "with a layer that attends to the tokens which a layer of an earlier stage has selected"
             )
+    if placement.stages > 1 and spec.layer_embeddings is not None:
+        raise UnsupportedModel(
+            "--pipeline-parallel-size must be 1 for models whose layers have embeddings of their own, as all of these "
+            "are made before the first layer"
+        )
+    if placement.stages > 1 and any(isinstance(layer.attn, BlockBeforeRecurrence) for layer in spec.layers):
+        raise UnsupportedModel(
+            f"--pipeline-parallel-size must be 1 for models with {BlockBeforeRecurrence.description}"
+        )
+    if placement.stages > 1 and any(isinstance(layer.attn, SharedKeysAttention) for layer in spec.layers):
+        raise UnsupportedModel("--pipeline-parallel-size must be 1 for models whose layers read keys of earlier layers")
     problem = _problem(spec, placement.tensor_size, placement.expert_parallel)
     if problem is not None:
         heads = [layer.attn.heads for layer in spec.layers if isinstance(layer.attn, _DivisibleAttention)]
@@ -185,6 +201,8 @@ def _attention_problem(layer: Layer, size: int) -> str | None:
         return None
     if attn.kv_heads % size and size % attn.kv_heads:
         return f"{attn.kv_heads} KV heads"
+    if isinstance(attn, SharedKeysAttention):
+        return None
     if attn.qk_norm is QKNorm.ALL:
         return "a norm of queries and keys over all heads"
     return None if attn.relative_bias is None else "attention with a relative position bias"
@@ -194,6 +212,8 @@ def _feed_forward_problem(ffn: FeedForward | None, size: int, expert_parallel: b
     if ffn is None:
         return None
     if not isinstance(ffn, MoE):
+        if isinstance(ffn, GatedMLP) and ffn.sparsity:
+            return "a feed-forward whose gates are compared with each other"
         return _indivisible(ffn.size, size, "an intermediate size")
     if ffn.shared % size:
         return f"a shared expert's intermediate size of {ffn.shared}"

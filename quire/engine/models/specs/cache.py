@@ -96,6 +96,11 @@ class CacheShape:
         return -(-self.value_dim // self.alignment) * self.alignment
 
     @property
+    def elements(self) -> int:
+        """Elements of a token, without those that align them."""
+        return self.heads * (self.key_dim + (0 if self.values_in_keys else self.value_dim))
+
+    @property
     def is_padded(self) -> bool:
         """Whether keys or values have zeros appended in the pages."""
         return self.key_elements != self.key_dim or self.value_elements != self.value_dim
@@ -143,12 +148,13 @@ def group_layers(
     *,
     crossing: Sequence[int] = (),
     beside: Mapping[int, StateCache | None] = MappingProxyType({}),
+    sizes: Mapping[int, int] = MappingProxyType({}),
 ) -> tuple[CacheGroup, ...]:
     """Return the groups of a decoder: those that grow with a sequence, that of cross-attention, those of states.
 
-    All groups take equal blocks from one pool, with room for as many layers as the smallest kind has: the layers that
-    keep all tokens are usually the fewest, and a place that they leave empty costs most. A kind with more layers makes
-    several groups, whose layers alternate, so that each pipeline stage has layers of all groups.
+    All groups take equal blocks from one pool, with room for all layers of the smallest kind: the layers that keep all
+    tokens are usually the fewest, and room that they leave empty costs most. A kind that needs more makes several
+    groups, whose layers alternate, so that each pipeline stage has layers of all groups.
 
     Args:
         kinds: what each layer keeps; None: nothing.
@@ -157,6 +163,7 @@ def group_layers(
         crossing: indices of the layers with cross-attention. It reads the pages of a layer at other blocks, so no
             other layer may have the same place in a block: the layers that grow are one group then.
         beside: states that layers keep beside that, by their indices.
+        sizes: elements that layers keep of a token, by their indices; those of others are equal.
     """
     growing: dict[TokenCache, list[int]] = {}
     states: dict[StateCache, list[int]] = {}
@@ -170,20 +177,31 @@ def group_layers(
     for layer, state in beside.items():
         if state is not None:
             states.setdefault(state, []).append(layer)
-    size = _block_layers([len(layers) for layers in growing.values()])
+    counts = [len(layers) for layers in growing.values()]
+    largest = [max(sizes.get(layer, 1) for layer in layers) for layers in growing.values()]
+    parts = _parts(counts, largest)
     groups = [
-        CacheGroup(kind, tuple(layers[part :: -(-len(layers) // size)]))
-        for kind, layers in growing.items()
-        for part in range(-(-len(layers) // size))
+        CacheGroup(kind, tuple(layers[part::count]))
+        for (kind, layers), count in zip(growing.items(), parts, strict=True)
+        for part in range(count)
     ]
     if crossing:
         groups.append(CacheGroup(CrossCache(), tuple(crossing)))
     return (*groups, *(CacheGroup(kind, tuple(layers)) for kind, layers in states.items()))
 
 
-def _block_layers(counts: Sequence[int]) -> int:
-    """Return the number of layers in a block, from those of each kind."""
-    size = min(counts, default=1)
-    while sum(-(-count // size) for count in counts) > max(_MOST_GROUPS, len(counts)):
-        size += 1
-    return size
+def _parts(counts: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """Return how many groups each kind makes.
+
+    Args:
+        counts: layers of each kind.
+        sizes: the largest of them.
+    """
+    if not counts:
+        return []
+    room = max(*sizes, min(count * size for count, size in zip(counts, sizes, strict=True)))
+    while True:
+        parts = [-(-count // (room // size)) for count, size in zip(counts, sizes, strict=True)]
+        if sum(parts) <= max(_MOST_GROUPS, len(counts)):
+            return parts
+        room = min(size * (room // size + 1) for size in sizes)

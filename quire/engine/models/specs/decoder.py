@@ -37,6 +37,7 @@ from quire.engine.models.specs.cache import (
     WindowCache,
     group_layers,
 )
+from quire.engine.models.specs.layer_inputs import LayerEmbeddings, LayerInput, Streams
 from quire.engine.models.specs.part import SpecPart
 from quire.engine.models.specs.rope import Rope
 
@@ -107,6 +108,8 @@ class GroupedQueryAttention(Attention):
     relative_bias: RelativeBias | ClippedBias | None = None
     temperature: QueryTemperature | None = None
     output_gate: bool = False  # queries' projection makes gates as well; results are multiplied with their sigmoid
+    value_norm: bool = False  # each head of values is normalized, without a weight
+    keys_as_values: bool = False  # the projection of keys is also that of values; its weight is loaded for both
 
     @property
     def cache(self) -> FullCache | WindowCache | ChunkCache:
@@ -309,7 +312,12 @@ class SideBySide(Attention):
 
 @dataclass(frozen=True, kw_only=True)
 class GatedMLP(SpecPart):
-    """out_scale * down(act(gate_scale * gate(x)) * up(x))."""
+    """out_scale * down(act(gate_scale * gate(x)) * up(x)).
+
+    Attributes:
+        sparsity: part of the gates that are zero if these have a normal distribution: what exceeds the quantile of
+            their mean and deviation is kept, without it.
+    """
 
     positive: ClassVar = ("size",)
     activations: ClassVar = ("act",)
@@ -320,6 +328,7 @@ class GatedMLP(SpecPart):
     down_bias: bool | None = None  # of the second projection; None: as `bias`
     gate_scale: float = 1.0
     out_scale: float = 1.0
+    sparsity: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -418,6 +427,9 @@ class MoE(SpecPart):
         experts: number of all experts, which the router selects from.
         shared_gate: the shared expert's result is multiplied with the sigmoid of a logit of the token.
         weighs_inputs: weights are factors of what experts read, rather than of their results.
+        branch_norms: router, experts and the shared expert each have a norm before them instead of that of the layer,
+            and both kinds of experts have one behind them.
+        expert_scale: weights have a learned factor of each expert.
         first_expert: index of the first expert that this rank has.
         num_local_experts: number of experts that this rank has; None: all.
     """
@@ -432,6 +444,8 @@ class MoE(SpecPart):
     shared: int = 0
     shared_gate: bool = False
     weighs_inputs: bool = False
+    branch_norms: bool = False
+    expert_scale: bool = False
     first_expert: int = 0
     num_local_experts: int | None = None
 
@@ -488,6 +502,16 @@ class ParallelResidual(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NormedResidual:
+    """y = a * norm(x) + b * attn(norm(x)), and the same with ffn and factors of its own (MiniMax)."""
+
+    attn_residual: float = 1.0
+    attn_branch: float = 1.0
+    ffn_residual: float = 1.0
+    ffn_branch: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Layer:
     """x + scale * post(attn(pre(x))), and the same with ffn; pre and post are norms, if enabled.
 
@@ -499,6 +523,10 @@ class Layer:
         cross: cross-attention between attention and feed-forward, with a norm before it; not in layers
             with `post_ln` or `parallel`.
         ffn: None: the layer is attention, or what is in its place, alone; then x + scale * attn(pre(x)).
+        normed_residual: residuals are the results of norms, with factors; None: they are not.
+        layer_input: what is added behind attention and feed-forward, from the layer's own input.
+        output_scale: the result has a learned factor.
+        streams: the hidden states of a token, if there are several.
     """
 
     attn: Attention
@@ -511,6 +539,10 @@ class Layer:
     parallel: ParallelResidual | None = None
     residual_scale: float = 1.0
     cross: CrossAttention | None = None
+    normed_residual: NormedResidual | None = None
+    layer_input: LayerInput | None = None
+    output_scale: bool = False
+    streams: Streams | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -703,6 +735,8 @@ class DecoderSpec(TransformerSpec):
             None if there is none.
         language_model: name of the language model's family, if the model is composed of parts.
         prefix_lm: the tokens of a prompt attend to each other in both directions, also to those before windows.
+        layer_embeddings: what makes the inputs of layers that have some; None: none has.
+        streams: the hidden states of a token that its layers have, if there are several.
     """
 
     tied: bool = False
@@ -712,6 +746,8 @@ class DecoderSpec(TransformerSpec):
     encoder: AudioEncoderSpec | None = None
     language_model: str = ""
     prefix_lm: bool = False
+    layer_embeddings: LayerEmbeddings | None = None
+    streams: Streams | None = None
 
     @property
     def has_cross_attention(self) -> bool:
@@ -723,7 +759,9 @@ class DecoderSpec(TransformerSpec):
         kinds = [layer.attn.cache for layer in self.layers]
         crossing = [index for index, layer in enumerate(self.layers) if layer.cross is not None]
         beside = {index: layer.attn.state_beside for index, layer in enumerate(self.layers)}
-        return group_layers(kinds, context_len, crossing=crossing, beside=beside)
+        shapes = {index: layer.attn.cache_shape() for index, layer in enumerate(self.layers)}
+        sizes = {index: shape.elements for index, shape in shapes.items() if shape is not None}
+        return group_layers(kinds, context_len, crossing=crossing, beside=beside, sizes=sizes)
 
 
 @dataclass(frozen=True, kw_only=True)

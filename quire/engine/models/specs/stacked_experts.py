@@ -22,7 +22,7 @@ def unstacked(layer: str, *, gated: bool = True) -> Callable[[NamedTensors], Nam
         gated: an expert has a gate.
     """
     pattern = re.compile(
-        rf"(?P<layer>.*\.{layer})\."
+        rf"(?P<layer>(?:.*\.)?{layer})\."
         r"(?:(?P<inputs>input_linear\.weight|experts\.(?:gate_)?up_proj)|(?:output_linear\.weight|experts\.down_proj))"
     )
     inputs = ("gate", "up") if gated else ("up",)

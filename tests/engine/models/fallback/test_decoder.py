@@ -35,7 +35,7 @@ _MLA = {
 CASES: dict[str, tuple[dict[str, Any], str]] = {
     "bert": ({}, "is bidirectional, as in encoders; only causal decoders are supported"),
     "roberta": ({"pad_token_id": 1}, "is bidirectional"),
-    "recurrent_gemma": ({"lru_width": 64}, "recurrent_gemma models are recurrent"),
+    "xlstm": ({"hidden_size": 64, "num_heads": 4}, "xlstm models are recurrent"),
     "llama4_text": ({"head_dim": 16, "num_local_experts": 2, "intermediate_size_mlp": 96}, "in chunks of tokens"),
     "deepseek_v32": (_MLA, "unsupported type indexed_attention"),
     "glm_moe_dsa": (_MLA, "unsupported type indexed_attention"),
@@ -95,9 +95,6 @@ def test_layers_that_run_in_loops(tmp_path: Path) -> None:
     assert len(engine.model.caches) == 6
 
 
-_PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
-
-
 @pytest.mark.parametrize(
     ("case", "changes", "refusal"),
     [
@@ -107,7 +104,6 @@ _PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary
         ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim"),
         ("opt", {"layer_norm_elementwise_affine": False}, "OPT with non-affine norms"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
-        ("llama", {"rope_parameters": _PROPORTIONAL}, "rope type 'proportional'"),
         ("mistral", {"hidden_act": "laplace"}, "activation 'laplace'"),
     ],
 )

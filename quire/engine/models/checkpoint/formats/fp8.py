@@ -25,6 +25,7 @@ from quire.kernels.linear import Quantization
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 # Suffixes of the names of a module's weight scales, and of its input scales, which are not needed.
 _WEIGHT_SCALES = (".weight_scale_inv", ".weight_scale", ".scale", ".qscale_weight")
+_NO_SCALE = ".router.scale"  # gains of a router's input (Gemma 4)
 _INPUT_SCALES = (".activation_scale", ".input_scale", ".input_scale_ub", ".qscale_act")
 DEFAULT_BLOCK = (128, 128)
 _DIMENSIONS_OF_BLOCKS = 4  # of ModelOpt's scales
@@ -54,7 +55,7 @@ class Fp8(WeightFormat):
 
     @override
     def is_part(self, name: str) -> bool:
-        return name.endswith(("_scale_inv", *_WEIGHT_SCALES, *_INPUT_SCALES))
+        return name.endswith(("_scale_inv", *_WEIGHT_SCALES, *_INPUT_SCALES)) and not name.endswith(_NO_SCALE)
 
     @override
     def requantized(self, quantization: Quantization) -> Quantization:

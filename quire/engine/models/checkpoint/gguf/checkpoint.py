@@ -150,7 +150,7 @@ class GgufCheckpoint(Checkpoint):
             BrokenFolder: there is not one scale for each expert.
         """
         name = f"{tensor.removesuffix('.weight')}.scale"
-        if name == tensor or name not in self._owner or not tensor.endswith(".weight"):
+        if name == tensor or name not in self._owner or not tensor.endswith(".weight") or self._pieces.get(name):
             return None
         scales = self._numbers(name).flatten()
         index = 0 if piece.expert is None or len(scales) == 1 else piece.expert

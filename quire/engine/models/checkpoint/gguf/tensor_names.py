@@ -126,7 +126,15 @@ _NOMIC = {
     "layer_output_norm": "norm2",
 }
 # Weights whose names have no kind at the end.
-_WHOLE = {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias", "attn_sinks.weight": "self_attn.sinks"}
+_WHOLE = {
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    "attn_sinks.weight": "self_attn.sinks",
+    "layer_output_scale.weight": "layer_scalar",
+    "altup_correct_scale.weight": "altup.correct_output_scale",
+}
+# Weights of Gemma 4 whose names are those of scales.
+_LEARNED_SCALE = re.compile(r"blk\.(?P<layer>\d+)\.(?P<module>ffn_gate_inp|ffn_down_exps)\.scale")
+_LEARNED_SCALES = {"ffn_gate_inp": "router.scale", "ffn_down_exps": "router.per_expert_scale"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +189,37 @@ _LFM2 = {
     **{f"shortconv.{part}": f"conv.{part}" for part in ("conv", "in_proj", "out_proj")},
 }
 _LFM2_MODULES = {**_DECODER, **dict.fromkeys(("token_embd_norm", "output_norm"), "model.embedding_norm")}
+_LAYER_INPUTS = {
+    **_OUTPUT_NORMS,
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
+_GEMMA4 = {
+    **_LAYER_INPUTS,
+    "ffn_gate_inp": "router.proj",
+    **{f"{name}_exps": f"experts.{{}}.{_MLP[name][4:]}" for name in _MLP},
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    **{f"post_ffw_norm_{index}": f"post_feedforward_layernorm_{index}" for index in (1, 2)},
+}
+_GEMMA3N = {
+    **_LAYER_INPUTS,
+    "laurel_l": "laurel.linear_left",
+    "laurel_r": "laurel.linear_right",
+    "laurel_post_norm": "laurel.post_laurel_norm",
+    "altup_correct_coef": "altup.correction_coefs",
+    "altup_predict_coef": "altup.prediction_coefs",
+    "altup_router": "altup.modality_router",
+    "altup_router_norm": "altup.router_norm",
+}
+_LAYER_INPUT_MODULES = {
+    **_DECODER,
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+    "altup_proj": "model.altup_projections.{}",
+    "altup_unembd_proj": "model.altup_unembed_projections.{}",
+}
 _FALCON_MODULES = {
     "token_embd": "transformer.word_embeddings",
     "output_norm": "transformer.ln_f",
@@ -202,6 +241,8 @@ _RULES = {
     "gemma3": _Rules(_OUTPUT_NORMS, norm_offset=1.0),
     "glm4": _Rules(_GLM4),
     "glm4moe": _Rules({**_LLAMA, **_EXPERTS, **_SHARED_EXPERTS, **_BEHIND_ATTENTION}),
+    "gemma3n": _Rules(_GEMMA3N, _LAYER_INPUT_MODULES),
+    "gemma4": _Rules(_GEMMA4, _LAYER_INPUT_MODULES),
     "gpt-oss": _Rules(_GPT_OSS),
     "granite": _Rules(_LLAMA, pairs=True),
     "granitemoe": _Rules({**_LLAMA, **_GRANITE_MOE}, pairs=True),
@@ -245,6 +286,8 @@ class GgufNames:
 
     def pieces(self, tensor: str) -> list[Piece]:
         """The weights in a tensor; none if it is not needed. One that no rule names is there under its own name."""
+        if self._facts.architecture == "gemma4" and (learned := _LEARNED_SCALE.fullmatch(tensor)) is not None:
+            return [Piece(f"{self._rules.prefix}{learned['layer']}.{_LEARNED_SCALES[learned['module']]}")]
         match, scale, head = (pattern.fullmatch(tensor) for pattern in (_TENSOR, _SCALE, _HEAD))
         if tensor in ROPE_TENSORS or (scale is not None and f"{scale['module']}.weight" in self._facts.shapes):
             return []  # the checkpoint multiplies weights with their scales

@@ -14,7 +14,7 @@ from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 Json = dict[str, Any]
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # kinds of tokens
 _SPACE = "\u2581"  # stands for a space in vocabularies of sentencepiece
-_GEMMAS = ("gemma", "gemma2", "gemma3")
+_GEMMAS = ("gemma", "gemma2", "gemma3", "gemma3n", "gemma4")
 _KEYS = {
     "bos_token": "bos",
     "eos_token": "eos",
@@ -82,6 +82,7 @@ class GgufTokenizer:
         return {
             "gpt2": self._byte_level,
             "llama": self._sentencepiece,
+            "gemma4": self._sentencepiece,
             "bert": self._word_pieces,
             "t5": self._unigram,
         }

@@ -1,0 +1,202 @@
+"""Gemma 3n and 4: transformers' tokens, in any schedule."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quire.config.options import ModelOptions, ParallelOptions
+from quire.engine.execution.step_graphs import StepGraphs
+from quire.engine.models.errors import UnsupportedModel
+from quire.kernels import native
+from tests.support.engine import Engine, greedy, load, random_prompt
+from tests.support.invariance import SCHEDULES, together, workload
+from tests.support.models import LAYER_INPUTS, make_model, save_model
+from tests.support.variants import covering, slow_but
+
+SEED = 1
+FolderOf = Callable[[str], Path]
+
+
+@cache
+def model_of(case: str) -> Any:
+    return make_model(case)
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> FolderOf:
+    return cache(lambda case: save_model(model_of(case), tmp_path_factory.mktemp("model")))
+
+
+@cache
+def alone(folder: Path) -> list[list[int]]:
+    engine = Engine(folder, enable_prefix_caching=False)
+    return [engine.generate(prompt, params).tokens for prompt, params in workload(SEED)]
+
+
+@pytest.mark.parametrize(
+    ("case", "device"),
+    slow_but(
+        [(case, device) for case in LAYER_INPUTS for device in ("cpu", "reference")],
+        *((case, "cpu") for case in LAYER_INPUTS),
+    ),
+)
+def test_engine_equals_transformers(folder_of: FolderOf, case: str, device: Any) -> None:
+    """Greedy tokens and their log-probabilities, behind prompts that are longer than a chunk and a window."""
+    engine = Engine(folder_of(case), model=ModelOptions(device=device), block_size=8, max_num_batched_tokens=48)
+    assert engine.info.implementation == "quire"
+    for seed, length in ((1, 5), (2, 140)):
+        prompt = random_prompt(seed, length)
+        result = engine.generate(prompt, greedy(16, logprobs=20))
+        with torch.inference_mode():
+            sequence = torch.tensor([[*prompt, *result.tokens[:-1]]])
+            logits = model_of(case)(sequence, use_cache=False).logits[0, length - 1 :].float()
+        assert result.tokens == logits.argmax(-1).tolist()
+        expected = logits.log_softmax(-1)
+        for step, output in enumerate(result.outputs):
+            assert output.logprobs is not None
+            ids, values = output.logprobs[0].token_ids, torch.tensor(output.logprobs[0].logprobs)
+            assert ((values - expected[step][ids]).abs().max() / logits[step].abs().max()).item() < 1e-4
+
+
+SCHEDULED: list[dict[str, Any]] = [
+    SCHEDULES["small chunks"],
+    SCHEDULES["speculation"],
+    {"in_flight": 2, "block_size": 4},
+]
+
+
+@pytest.mark.parametrize(("case", "schedule"), covering(list(LAYER_INPUTS), SCHEDULED))
+def test_tokens_do_not_depend_on_the_schedule(folder_of: FolderOf, case: str, schedule: dict[str, Any]) -> None:
+    engine = Engine(folder_of(case), **schedule)
+    assert together(engine, workload(SEED), SEED) == alone(folder_of(case))
+
+
+def test_tokens_do_not_depend_on_preemption(folder_of: FolderOf) -> None:
+    folder = folder_of("gemma4")
+    model = ModelOptions(max_model_len=104)
+    roomy = Engine(folder, model=model, block_size=4)
+    size = 54 * roomy.info.cache_bytes // roomy.info.num_blocks
+    engine = Engine(folder, model=model, block_size=4, kv_cache_memory_bytes=size)
+    requests = [(random_prompt(seed, 6), greedy(60)) for seed in range(6)]  # few blocks at first, and then many
+    assert together(engine, requests, SEED) == [roomy.generate(*request).tokens for request in requests]
+    assert engine.preemptions > 0
+
+
+@pytest.mark.parametrize("case", slow_but(["gemma4", "gemma4-moe"], "gemma4"))
+def test_tokens_do_not_depend_on_the_ranks(folder_of: FolderOf, case: str) -> None:
+    engine = Engine(folder_of(case), parallel=ParallelOptions(tensor_parallel_size=2))
+    try:
+        assert together(engine, workload(SEED), SEED) == alone(folder_of(case))
+    finally:
+        engine.core.close()
+
+
+@pytest.mark.skipif(native.instructions() is None, reason="torch's products sum in another order with more rows")
+@pytest.mark.parametrize(("case", "quantization"), covering(list(LAYER_INPUTS), ["none", "int8"]))
+def test_bits_in_low_precision_do_not_depend_on_the_batch(folder_of: FolderOf, case: str, quantization: Any) -> None:
+    make = partial(Engine, folder_of(case), model=ModelOptions(dtype="bfloat16", quantization=quantization))
+    requests = [(random_prompt(seed, 5 + 17 * seed), greedy(12, logprobs=3)) for seed in range(4)]
+    batch, single = make(max_num_batched_tokens=16), make()
+    for index, request in enumerate(requests):
+        batch.add(f"r{index}", *request)
+    batch.run()
+    for index, request in enumerate(requests):
+        outputs = zip(batch.results[f"r{index}"].outputs, single.generate(*request).outputs, strict=True)
+        assert all(beside_others.logprobs == by_itself.logprobs for beside_others, by_itself in outputs)
+
+
+@pytest.mark.skipif(native.instructions() is None, reason="only calls of the compiled kernels can be captured")
+@pytest.mark.parametrize("case", ["gemma4", "gemma4-unified"])
+def test_decode_steps_are_replayed(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without inputs of layers. Prompts end in steps in which the last layers compute a part of the rows."""
+    heads: dict[str, Any] = {"head_dim": 64, "global_head_dim": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
+    inputs = {"hidden_size_per_layer_input": 0} if case == "gemma4" else {}
+    folder = save_model(make_model(case, **heads, **inputs).bfloat16(), tmp_path)
+
+    def tokens() -> tuple[list[list[int]], StepGraphs]:
+        engine = Engine(folder, model=ModelOptions(dtype="bfloat16"), max_num_seqs=3, max_num_batched_tokens=16)
+        for number in range(5):
+            engine.add(str(number), random_prompt(number, 1 + 9 * number), greedy(8 + 7 * (number % 3)))
+            engine.step()
+        engine.run()
+        return [engine.results[str(number)].tokens for number in range(5)], engine.runner.steps
+
+    replayed, graphs = tokens()
+    assert (True, None) in graphs.graphs
+    assert not graphs.not_capturable
+    monkeypatch.setattr(StepGraphs, "logits", lambda self, *args: self._eager.logits(*args))
+    assert tokens()[0] == replayed
+
+
+def test_layers_that_share_keys_take_no_memory_of_the_cache(folder_of: FolderOf, tmp_path: Path) -> None:
+    """Of four layers two have keys of their own, as those of a model with two layers."""
+    half = save_model(
+        make_model("gemma4", num_hidden_layers=2, num_kv_shared_layers=0, layer_types=LAYER_TYPES), tmp_path
+    )
+    per_block = [
+        engine.info.cache_bytes // engine.info.num_blocks for engine in (Engine(folder_of("gemma4")), Engine(half))
+    ]
+    assert per_block[0] == per_block[1]
+
+
+LAYER_TYPES = ["sliding_attention", "full_attention"]
+
+
+@pytest.mark.parametrize(
+    ("case", "parallel", "message"),
+    [
+        ("gemma4", {"pipeline_parallel_size": 2}, "--pipeline-parallel-size must be 1 for models whose layers have"),
+        ("gemma3n", {"tensor_parallel_size": 2}, "whose gates are compared with each other cannot be divided"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(
+    folder_of: FolderOf, case: str, parallel: dict[str, int], message: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        Engine(folder_of(case), parallel=ParallelOptions(**parallel))
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "message"),
+    [
+        ("gemma4", {"num_kv_shared_layers": 3}, "num_kv_shared_layers is 3: the last layers cannot share"),
+        ("gemma4", {"is_causal": False}, "attention in both directions is not supported"),
+        ("gemma3n", {"activation_sparsity_pattern": [0.9, 1.0, 0.0, 0.0]}, "activation_sparsity_pattern has 1.0;"),
+        ("gemma3n", {"altup_active_idx": 1}, "altup_active_idx is 1; supported are 2 to 9, and 0"),
+    ],
+)
+def test_configs_that_are_not_supported_are_refused(
+    folder_of: FolderOf, case: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    config = type(model_of(case).config).from_pretrained(folder_of(case))
+    for name, value in changes.items():
+        object.__setattr__(config, name, value)
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match=message):
+        load(tmp_path, model_impl="quire")
+
+
+def test_text_of_a_model_that_reads_pictures(folder_of: FolderOf, tmp_path: Path) -> None:
+    """Gemma 3n as published: the language model is one of its parts. transformers needs another package to make it."""
+    folder = folder_of("gemma3n")
+    text = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "gemma3n", "architectures": ["Gemma3nForConditionalGeneration"], "text_config": text})
+    )
+    tensors = load_file(folder / "model.safetensors")
+    renamed = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in tensors.items()}
+    others = ("vision_tower.stem.weight", "audio_tower.layers.0.weight", "embed_vision.norm.weight", "embed_audio.norm")
+    parts = {f"model.{name}": torch.zeros(2) for name in others}
+    save_file({**renamed, **parts}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    prompt = random_prompt(1, 40)
+    engines = Engine(folder), Engine(tmp_path)
+    assert engines[1].info.implementation == "quire"
+    assert len({tuple(engine.generate(prompt, greedy(12)).tokens) for engine in engines}) == 1
