@@ -19,7 +19,10 @@ from transformers import AutoModelForSequenceClassification
 from quire.config.options import ModelOptions, ParallelOptions
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.models.checkpoint.formats import stored_groups
-from quire.engine.models.checkpoint.gguf.architectures import CONFIGS, EMBEDDING, EXPERTS
+from quire.engine.models.checkpoint.gguf.architectures import CONFIGS
+from quire.engine.models.checkpoint.gguf.blocks import stored_blocks, with_columns
+from quire.engine.models.checkpoint.gguf.container import BLOCK_KINDS
+from quire.engine.models.checkpoint.gguf.decoder_config import EMBEDDING, EXPERTS
 from quire.engine.models.checkpoint.gguf.folder import gguf_models, model_folder
 from quire.engine.models.errors import BrokenFolder, ModelError, UnknownArchitecture, UnsupportedModel
 from quire.engine.models.layers.linear import Linear
@@ -35,7 +38,7 @@ from tests.support.models import make_model, save_model
 from tests.support.variants import slow_but
 
 TOKENS = 12
-Q4_0 = gguf.GGMLQuantizationType.Q4_0
+Q4_0, Q8_0 = gguf.GGMLQuantizationType.Q4_0, gguf.GGMLQuantizationType.Q8_0
 
 
 @pytest.fixture(autouse=True)
@@ -80,8 +83,22 @@ DECODERS: dict[str, dict[str, Any]] = {
     "cohere": {},
     "cohere2": {},
     "lfm2": {"num_hidden_layers": 2},
+    "lfm2_moe": {"num_hidden_layers": 2},
+    "qwen3_next": {"mlp_only_layers": []},
+    "qwen3_5": {"linear_value_head_dim": 32},
+    "qwen3_5_moe": {},
+    "granitemoehybrid": {"num_hidden_layers": 2},
+    "granitemoehybrid-dense": {"num_hidden_layers": 2, "position_embedding_type": None},
+    "jamba": {"num_hidden_layers": 2},
+    "mamba": {"num_hidden_layers": 2, "intermediate_size": 128},
+    "falcon_mamba": {"num_hidden_layers": 2, "intermediate_size": 128},
+    "mamba2": {"num_hidden_layers": 2},
+    "falcon_h1": {"num_hidden_layers": 2, "mamba_norm_before_gate": False},
+    "nemotron_h": {"layers_block_type": ["linear_attention", "full_attention", "moe"]},
 }
+NOT_QUANTIZED = ("falcon_h1",)  # factors are multiplied into its weights
 MISTRAL3 = "mistral3"  # other names of Llama are tried as such
+ALIKE = {"nemotron_h", "kimi-linear"}  # without experts; converted by llama.cpp from another layout
 SEEING = {"qwen2vl", "qwen3vl", "qwen3vlmoe"}  # are tried with their towers, in `test_gguf_projectors`
 ENCODERS = {"bert": "bert", "xlm-roberta": "t5", "nomic_bert": "bert"}  # with the kind of their tokenizers
 
@@ -103,14 +120,33 @@ def check_tokens(folder: Path, twin: Path, **fields: Any) -> None:
         engine.core.close()
 
 
-@pytest.mark.parametrize("case", slow_but(DECODERS, "gemma3", "lfm2", "qwen3"))
+@pytest.mark.parametrize("case", slow_but(DECODERS, "gemma3", "lfm2", "qwen3", "qwen3_5", "granitemoehybrid"))
 def test_decoders(tmp_path: Path, case: str) -> None:
-    check_tokens(*twins(tmp_path, case))
+    check_tokens(*twins(tmp_path, case, **({"kind": None} if case in NOT_QUANTIZED else {})))
+
+
+@pytest.mark.parametrize("size", [32, 16])
+def test_columns_in_another_order(size: int) -> None:
+    """Groups that stay together are taken as they are, and whole rows of numbers otherwise."""
+    kind = BLOCK_KINDS[Q8_0.value]
+    weight = np.random.default_rng(0).standard_normal((4, 128), np.float32)
+    blocks = torch.from_numpy(gguf.quantize(weight, Q8_0)).view(4, 4, -1)
+    columns = torch.arange(128).view(2, -1, size).transpose(0, 1).flatten()
+    stored = stored_blocks(blocks, kind)
+    ordered = with_columns(stored, kind, columns)
+    expected = stored.dequantize(torch.float32)[:, columns]
+    assert isinstance(ordered, torch.Tensor) == (size == 16)
+    if isinstance(ordered, torch.Tensor):
+        assert torch.equal(ordered, expected)
+    else:
+        assert torch.equal(ordered.dequantize(torch.float32), expected)
+        part = ordered.part((slice(1, 3), slice(32, 96)))
+        assert torch.equal(part.dequantize(torch.float32), expected[1:3, 32:96])
 
 
 def test_all_architectures_are_tried() -> None:
-    tried = [{**models.DECODERS, **models.STATE_SPACES}[case][0] for case in DECODERS]
-    assert {ARCHITECTURES[kind] for kind in (*tried, *ENCODERS)} | {JINA, MISTRAL3, *SEEING} == set(CONFIGS)
+    tried = [{**models.DECODERS, **models.STATE_SPACES, **models.DELTA_NETS}[case][0] for case in DECODERS]
+    assert {ARCHITECTURES[kind] for kind in (*tried, *ENCODERS)} | {JINA, MISTRAL3, *SEEING, *ALIKE} == set(CONFIGS)
 
 
 # The families that people have files of, by what these call their architecture.
@@ -129,7 +165,18 @@ LISTED = {
     "cohere": ["command-r", "cohere2"],
     "deepseek": ["deepseek2"],
     "gpt-oss": ["gpt-oss"],
-    "lfm2": ["lfm2"],
+    "lfm2": ["lfm2", "lfm2moe"],
+    "hybrids": [
+        "qwen35",
+        "qwen35moe",
+        "qwen3next",
+        "granitehybrid",
+        "falcon-h1",
+        "nemotron_h",
+        "nemotron_h_moe",
+        "jamba",
+    ],
+    "state spaces": ["mamba", "mamba2"],
     "embedders": ["bert", "nomic-bert", "jina-bert-v2"],
 }
 
@@ -228,7 +275,7 @@ class Grouped:
         return y.to(options.get("out_dtype") or x.dtype) if out is None else out.copy_(y)
 
 
-@pytest.mark.parametrize("case", slow_but(["llama", "mixtral"], "mixtral"))
+@pytest.mark.parametrize("case", slow_but(["llama", "mixtral", "qwen3_5"], "mixtral", "qwen3_5"))
 def test_weights_stay_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     """Also those whose rows lie in another order in files, and experts."""
     monkeypatch.setattr(stored_groups, "can_pack_groups", lambda *_: True)
@@ -239,7 +286,7 @@ def test_weights_stay_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         for name, module in load(folder).model.named_modules()
         if isinstance(module, Linear) and isinstance(module.packed, Grouped)
     }
-    assert layers == {"qkv", "out", "gate_up", "down", "head"}
+    assert layers == {"qkv", "out", "gate_up", "down", "head"} | ({"z"} if case == "qwen3_5" else set())
     check_tokens(folder, twin)
 
 
@@ -298,8 +345,8 @@ def write_header(
 
 
 def test_other_architectures_are_refused_with_those_that_are_accepted(tmp_path: Path) -> None:
-    path = write_header(tmp_path / "m.gguf", {}, "mamba")
-    with pytest.raises(UnknownArchitecture, match=r"m\.gguf .*architecture 'mamba'.* bert, .*llama.*starcoder2"):
+    path = write_header(tmp_path / "m.gguf", {}, "rwkv7")
+    with pytest.raises(UnknownArchitecture, match=r"m\.gguf .*architecture 'rwkv7'.* bert, .*llama.*starcoder2"):
         model_folder(path)
 
 
