@@ -93,10 +93,10 @@ def _tiled(config: Mapping[str, Any], module: str, weight: Array) -> Array:
     """The first value head of each key before the second ones."""
     keys, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
     size = config["linear_value_head_dim"]
-    order = np.arange(heads).reshape(keys, -1).T.flatten()
+    order: Array = np.arange(heads).reshape(keys, -1).T.flatten()
     if module in ("A_log", "dt_bias") or module.startswith(("in_proj_a", "in_proj_b")):
         return weight[order]
-    rows = (order[:, None] * size + np.arange(size)).flatten()
+    rows: Array = (order[:, None] * size + np.arange(size)).flatten()
     if module == "in_proj_z.weight":
         return weight[rows]
     if module == "out_proj.weight" and weight.dtype != np.uint8:
@@ -220,8 +220,9 @@ def _state(config: Mapping[str, Any], layers: int, dim: int | None, types: Any) 
         state |= {key: float(config[name]) for key, name in zip(keys, scales, strict=True)}
         state[".rope.scaling.finetuned"] = False
     if kind == "nemotron_h":
+        sizes = {"moe": config["moe_intermediate_size"], "mlp": config["intermediate_size"]}
         state |= {
-            ".feed_forward_length": [config["moe_intermediate_size"] if each == "moe" else 0 for each in types],
+            ".feed_forward_length": [sizes.get(each, 0) for each in types],
             ".expert_shared_feed_forward_length": config["moe_shared_expert_intermediate_size"],
             ".expert_shared_count": config["n_shared_experts"],
             ".expert_weights_norm": config["norm_topk_prob"],

@@ -98,7 +98,7 @@ DECODERS: dict[str, dict[str, Any]] = {
 }
 NOT_QUANTIZED = ("falcon_h1",)  # factors are multiplied into its weights
 MISTRAL3 = "mistral3"  # other names of Llama are tried as such
-ALIKE = {"nemotron_h", "kimi-linear"}  # without experts; converted by llama.cpp from another layout
+ALIKE = {"nemotron_h"}  # is tried with feed-forwards instead of experts
 SEEING = {"qwen2vl", "qwen3vl", "qwen3vlmoe"}  # are tried with their towers, in `test_gguf_projectors`
 ENCODERS = {"bert": "bert", "xlm-roberta": "t5", "nomic_bert": "bert"}  # with the kind of their tokenizers
 
@@ -123,6 +123,31 @@ def check_tokens(folder: Path, twin: Path, **fields: Any) -> None:
 @pytest.mark.parametrize("case", slow_but(DECODERS, "gemma3", "lfm2", "qwen3", "qwen3_5", "granitemoehybrid"))
 def test_decoders(tmp_path: Path, case: str) -> None:
     check_tokens(*twins(tmp_path, case, **({"kind": None} if case in NOT_QUANTIZED else {})))
+
+
+@pytest.mark.slow
+def test_nemotron_without_experts(tmp_path: Path) -> None:
+    layers = {"layers_block_type": ["linear_attention", "mlp", "full_attention"]}
+    check_tokens(*twins(tmp_path, "nemotron_h", layers, architecture="nemotron_h", metadata={".expert_count": None}))
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    changes = {"num_hidden_layers": 2, "linear_value_head_dim": 32}
+    twin = save_model(make_model("qwen3_5", **changes), tmp_path / "twin")
+    tensors = {"blk.2.nextn.eh_proj.weight": np.zeros((64, 128)), "blk.2.attn_norm.weight": np.zeros(64)}
+    metadata = {".block_count": 3, ".nextn_predict_layers": 1}
+    check_tokens(model_folder(write_gguf(twin, tmp_path / "m.gguf", tensors=tensors, metadata=metadata)), twin)
+
+
+def test_pictures_of_models_that_read_text_only_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "mmproj-F16.gguf").write_bytes(b"")
+    twins(tmp_path, "qwen3_5", {"num_hidden_layers": 2})
+    assert "models of the architecture qwen35 read text only, so that mmproj-F16.gguf" in caplog.text
+
+
+def test_bamba_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=r"attention has positions \(Bamba\), which is not supported"):
+        twins(tmp_path, "granitemoehybrid", metadata={".rope.scaling.finetuned": True})
 
 
 @pytest.mark.parametrize("size", [32, 16])

@@ -10,16 +10,14 @@ import torch
 from torch import Tensor
 
 from quire.engine.models.checkpoint.gguf.facts import GgufFacts
-from quire.engine.models.checkpoint.gguf.hybrids import is_bamba, value_heads_by_key
+from quire.engine.models.checkpoint.gguf.hybrids import value_heads_by_key
 from quire.engine.models.checkpoint.gguf.rules import (
     ATTENTION,
     DECODER,
     EXPERTS,
-    LATENT,
     LLAMA,
     MLP,
     QWEN2_MOE,
-    WHOLE,
     Change,
     Make,
     Piece,
@@ -211,33 +209,10 @@ _LFM2 = Rules(
     {**DECODER, **dict.fromkeys(("token_embd_norm", "output_norm"), "model.embedding_norm")},
     whole={"exp_probs_b.bias": "feed_forward.expert_bias"},
 )
-_KIMI_MOE = "block_sparse_moe"
-_KIMI = Rules(
-    {
-        **LLAMA,
-        **LATENT,
-        "ffn_gate_inp": f"{_KIMI_MOE}.gate",
-        **{f"{name}_exps": f"{_KIMI_MOE}.experts.{{}}.{projection}" for name, projection in _W.items()},
-        **{f"{name}_shexp": f"{_KIMI_MOE}.shared_experts.{module[4:]}" for name, module in MLP.items()},
-        **{f"ssm_conv1d_{side}": f"self_attn.{side}_conv1d" for side in "qkv"},
-        **{f"ssm_{name}_{side}": f"self_attn.{name}_{side}_proj" for name in "fg" for side in "ab"},
-        "ssm_beta": "self_attn.b_proj",
-        "ssm_norm": "self_attn.o_norm",
-    },
-    whole={
-        **WHOLE,
-        "ssm_a": "self_attn.A_log",
-        "ssm_dt.bias": "self_attn.dt_bias",
-        "exp_probs_b.bias": f"{_KIMI_MOE}.gate.e_score_correction_bias",
-    },
-    changes={"ssm_a": _by(_log_rates), **{f"ssm_conv1d_{side}.weight": _by(_taps) for side in "qkv"}},
-)
-_BAMBA = replace(_FALCON_H1, pairs=True)
 _RULES = {
     "falcon-h1": _FALCON_H1,
     "granitehybrid": _GRANITE,
     "jamba": _JAMBA,
-    "kimi-linear": _KIMI,
     "lfm2": _LFM2,
     "lfm2moe": _LFM2,
     "mamba": replace(_MAMBA2, whole=_mixer_whole("mixer", has_heads=False)),
@@ -252,4 +227,4 @@ _RULES = {
 
 def hybrid_rules(facts: GgufFacts) -> Rules | None:
     """The rules of a model with states; None: it has none."""
-    return _BAMBA if facts.architecture == "granitehybrid" and is_bamba(facts) else _RULES.get(facts.architecture)
+    return _RULES.get(facts.architecture)

@@ -23,6 +23,7 @@ from quire.engine.models.checkpoint.gguf.facts import GgufFacts
 from quire.engine.models.checkpoint.gguf.rope import partial_rope, rope_of
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 
+TEXT_ONLY = ("qwen35", "qwen35moe")  # what lies beside them for pictures is not read
 _LINEAR, _FULL = "linear_attention", "full_attention"
 _KV_HEADS, _FEED_FORWARD = ".attention.head_count_kv", ".feed_forward_length"
 _SIGMOID = 2  # value of expert_gating_func
@@ -159,33 +160,23 @@ def _mamba2_sizes(facts: GgufFacts) -> Config:
 
 
 def _granite_hybrid(facts: GgufFacts) -> Config:
-    """Granite 4, whose attention has no positions, and Bamba, whose has."""
-    types, hidden = _types(facts), facts.integer(".embedding_length")
+    """Granite 4, whose attention has no positions."""
+    hidden = facts.integer(".embedding_length")
     sizes = {**_mamba2_sizes(facts), "mamba_expand": _share(facts, ".ssm.inner_size", hidden)}
     experts = facts.optional_integer(".expert_count") or 0
-    uniform = _uniform(facts)
-    biases = {
-        "attention_bias": _has(facts, "attn_q.bias"),
-        "mlp_bias": _has(facts, "ffn_gate.bias"),
-    }
-    if is_bamba(facts):
-        return rms_decoder(
-            uniform,
-            "bamba",
-            "Bamba",
-            **sizes,
-            **biases,
-            attn_layer_indices=[index for index, kind in enumerate(types) if kind == _FULL],
-            rope_parameters=partial_rope(facts, rope_of(facts)),
+    if facts.flag(".rope.scaling.finetuned") is not False:
+        raise UnsupportedModel(
+            f"{facts.file} is a granitehybrid model whose attention has positions (Bamba), which is not supported; "
+            "supported are those of Granite 4, with granitehybrid.rope.scaling.finetuned = false"
         )
     shared = facts.rows("blk.0.ffn_up_shexp.weight" if experts else "blk.0.ffn_up.weight")
     config = granite_decoder(
-        uniform,
+        _uniform(facts),
         "granitemoehybrid",
         "GraniteMoeHybrid",
         **sizes,
-        attention_bias=biases["attention_bias"],
-        layer_types=types,
+        attention_bias=_has(facts, "attn_q.bias"),
+        layer_types=_types(facts),
         position_embedding_type="nope",
         shared_intermediate_size=shared,
         num_local_experts=experts,
@@ -194,11 +185,6 @@ def _granite_hybrid(facts: GgufFacts) -> Config:
     if config["max_position_embeddings"] == _ANY_LENGTH:
         config["max_position_embeddings"] = _GRANITE_CONTEXT
     return config
-
-
-def is_bamba(facts: GgufFacts) -> bool:
-    """Whether a file of the architecture `granitehybrid` has a Bamba: its attention has positions."""
-    return facts.flag(".rope.scaling.finetuned") is not False
 
 
 def _falcon_h1(facts: GgufFacts) -> Config:
@@ -412,47 +398,10 @@ def _check_sigmoid(facts: GgufFacts) -> None:
         )
 
 
-def _kimi_linear(facts: GgufFacts) -> Config:
-    """Kimi Linear. Its attention is latent, without positions; files call its shared part rotated."""
-    _check_sigmoid(facts)
-    layers = layers_of(facts)
-    heads, shared = facts.integer(".attention.head_count"), facts.integer(".rope.dimension_count")
-    dense = facts.optional_integer(".leading_dense_block_count") or 0
-    groups, top_groups = _expert_groups(facts)
-    config = rms_decoder(
-        _uniform(facts),
-        "kimi_linear",
-        "KimiLinear",
-        num_key_value_heads=heads,
-        layer_types=_types(facts),
-        mlp_layer_types=["dense" if index < dense else "sparse" for index in range(layers)],
-        linear_head_dim=facts.integer(".kda.head_dim"),
-        linear_num_heads=heads,
-        linear_conv_kernel_dim=facts.integer(".ssm.conv_kernel"),
-        q_lora_rank=facts.optional_integer(".attention.q_lora_rank"),
-        kv_lora_rank=facts.integer(".attention.kv_lora_rank"),
-        qk_rope_head_dim=shared,
-        qk_nope_head_dim=facts.integer(".attention.key_length_mla") - shared,
-        v_head_dim=facts.integer(".attention.value_length_mla"),
-        num_local_experts=facts.integer(".expert_count"),
-        n_shared_experts=facts.optional_integer(".expert_shared_count") or 0,
-        num_experts_per_tok=facts.integer(".expert_used_count"),
-        moe_intermediate_size=facts.integer(".expert_feed_forward_length"),
-        routed_scaling_factor=facts.optional_number(".expert_weights_scale") or 1.0,
-        norm_topk_prob=True,
-        n_group=groups,
-        topk_group=top_groups,
-        attention_bias=False,
-    )
-    config.pop("rope_parameters")
-    return config
-
-
 HYBRIDS: dict[str, Callable[[GgufFacts], Config]] = {
     "falcon-h1": _falcon_h1,
     "granitehybrid": _granite_hybrid,
     "jamba": _jamba,
-    "kimi-linear": _kimi_linear,
     "lfm2": _lfm2,
     "lfm2moe": _lfm2moe,
     "mamba": _mamba,
