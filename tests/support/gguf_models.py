@@ -19,12 +19,14 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
+from tests.support import gguf_hybrids
 from tests.support.tokenizer import ALPHABET, CHAT_TEMPLATE, SPECIAL
 
 Array = NDArray[Any]
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
 ARCHITECTURES = {
     "arcee": "arcee",
+    **gguf_hybrids.ARCHITECTURES,
     "bert": "bert",
     "cohere": "command-r",
     "cohere2": "cohere2",
@@ -47,7 +49,6 @@ ARCHITECTURES = {
     "granitemoe": "granitemoe",
     "hunyuan_v1_dense": "hunyuan-dense",
     "hunyuan_v1_moe": "hunyuan-moe",
-    "lfm2": "lfm2",
     "llama": "llama",
     "llama4_text": "llama4",
     "minimax_m2": "minimax-m2",
@@ -89,6 +90,7 @@ _PAIRS = (
     "mistral",
     "mixtral",
     "smollm3",
+    *gguf_hybrids.PAIRED,
 )  # model types whose rope rotates neighbours in files
 _NEVER_QUANTIZED = (
     "norm",
@@ -104,6 +106,10 @@ _NEVER_QUANTIZED = (
     "kv_b_proj",
     "classifier",
     "pooler",
+    "conv1d",
+    "A_log",
+    "x_proj",
+    "dt_proj",
 )
 
 
@@ -198,22 +204,25 @@ def _write_tokenizer(writer: gguf.GGUFWriter) -> None:
 def _names(architecture: str, config: dict[str, Any]) -> Callable[[str], str]:
     """The names of tensors in files by those in checkpoints, as the package has them."""
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    mapped = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
+    mapped = gguf.get_tensor_name_map(arch, config.get("num_hidden_layers") or len(config["layers_block_type"]))
 
     def name_of(name: str) -> str:
         if learned := next((_LEARNED[end] for end in _LEARNED if name.endswith(end)), None):
             return f"blk.{name.split('.layers.')[1].partition('.')[0]}.{learned}"
+        if name.startswith("blk."):
+            return name
         found = mapped.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
-        return found if found.endswith((".weight", ".bias")) else f"{found}.weight"
+        return found if found.endswith((".weight", ".bias", "ssm_a", "ssm_d")) else f"{found}.weight"
 
     return name_of
 
 
 def _converted(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str, Array]:
     """The arrays of a file, by the names of modules in checkpoints."""
-    kind, heads = config["model_type"], config["num_attention_heads"]
+    kind, heads = config["model_type"], config.get("num_attention_heads") or 0
     kv_heads = config.get("num_key_value_heads") or heads
+    weights = gguf_hybrids.changed(config, weights)
     stacks: dict[str, dict[int, Array]] = {}
     arrays: dict[str, Array] = {}
     for name, weight in weights.items():
@@ -337,6 +346,8 @@ def _rope_tensors(config: dict[str, Any]) -> dict[str, Any]:
 def _metadata(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str, Any]:
     """What llama.cpp's scripts write of a config. Keys with a dot at the beginning follow the architecture's name."""
     get, kind = config.get, config["model_type"]
+    if kind in gguf_hybrids.ARCHITECTURES:
+        return gguf_hybrids.metadata(config)
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     dim = get("head_dim") or hidden // heads
     ropes = get("rope_parameters") or {}
@@ -372,7 +383,6 @@ def _metadata(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str,
         ".use_parallel_residual": get("use_parallel_residual"),
         **_scaling(rope, config),
         **(_deepseek(config, rope) if kind.startswith("deepseek") else {}),
-        **(_lfm2(config) if kind == "lfm2" else {}),
         **(_relative(config) if kind in LLAMA_RELATIVES else {}),
         **(_layer_inputs(config) if kind in ("gemma3n_text", "gemma4_text") else {}),
     }
@@ -434,17 +444,6 @@ def _layer_inputs(config: dict[str, Any]) -> dict[str, Any]:
         ".attention.key_length": full["head_dim"],
         ".attention.key_length_swa": config["head_dim"],
         ".expert_used_count": config["top_k_experts"],
-    }
-
-
-def _lfm2(config: dict[str, Any]) -> dict[str, Any]:
-    kinds, feed_forward = config["layer_types"], int(2 * config["intermediate_size"] / 3)
-    feed_forward = -(-feed_forward // config["block_multiple_of"]) * config["block_multiple_of"]
-    return {
-        ".feed_forward_length": feed_forward,
-        ".attention.head_count_kv": [0 if kind == "conv" else config["num_key_value_heads"] for kind in kinds],
-        ".attention.layer_norm_rms_epsilon": config["norm_eps"],
-        ".shortconv.l_cache": config["conv_L_cache"],
     }
 
 

@@ -19,7 +19,10 @@ from transformers import AutoModelForSequenceClassification
 from quire.config.options import ModelOptions, ParallelOptions
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.models.checkpoint.formats import stored_groups
-from quire.engine.models.checkpoint.gguf.architectures import CONFIGS, EMBEDDING, EXPERTS
+from quire.engine.models.checkpoint.gguf.architectures import CONFIGS
+from quire.engine.models.checkpoint.gguf.blocks import stored_blocks, with_columns
+from quire.engine.models.checkpoint.gguf.container import BLOCK_KINDS
+from quire.engine.models.checkpoint.gguf.decoder_config import EMBEDDING, EXPERTS
 from quire.engine.models.checkpoint.gguf.folder import gguf_models, model_folder
 from quire.engine.models.errors import BrokenFolder, ModelError, UnknownArchitecture, UnsupportedModel
 from quire.engine.models.layers.linear import Linear
@@ -36,7 +39,7 @@ from tests.support.tokenizer import VOCAB_SIZE
 from tests.support.variants import slow_but
 
 TOKENS = 12
-Q4_0 = gguf.GGMLQuantizationType.Q4_0
+Q4_0, Q8_0 = gguf.GGMLQuantizationType.Q4_0, gguf.GGMLQuantizationType.Q8_0
 
 
 @pytest.fixture(autouse=True)
@@ -107,8 +110,22 @@ DECODERS: dict[str, dict[str, Any]] = {
     "minimax_m2": {"num_hidden_layers": 2},
     "olmo3": {},
     "seed_oss": {"num_hidden_layers": 2},
+    "lfm2_moe": {"num_hidden_layers": 2},
+    "qwen3_next": {"mlp_only_layers": []},
+    "qwen3_5": {"linear_value_head_dim": 32},
+    "qwen3_5_moe": {},
+    "granitemoehybrid": {"num_hidden_layers": 2},
+    "granitemoehybrid-dense": {"num_hidden_layers": 2, "position_embedding_type": None},
+    "jamba": {"num_hidden_layers": 2},
+    "mamba": {"num_hidden_layers": 2, "intermediate_size": 128},
+    "falcon_mamba": {"num_hidden_layers": 2, "intermediate_size": 128},
+    "mamba2": {"num_hidden_layers": 2},
+    "falcon_h1": {"num_hidden_layers": 2, "mamba_norm_before_gate": False},
+    "nemotron_h": {"layers_block_type": ["linear_attention", "full_attention", "moe"]},
 }
+NOT_QUANTIZED = ("falcon_h1",)  # factors are multiplied into its weights
 MISTRAL3 = "mistral3"  # other names of Llama are tried as such
+ALIKE = {"nemotron_h"}  # is tried with feed-forwards instead of experts
 SEEING = {"qwen2vl", "qwen3vl", "qwen3vlmoe"}  # are tried with their towers, in `test_gguf_projectors`
 ENCODERS = {"bert": "bert", "xlm-roberta": "t5", "nomic_bert": "bert"}  # with the kind of their tokenizers
 
@@ -130,15 +147,61 @@ def check_tokens(folder: Path, twin: Path, **fields: Any) -> None:
         engine.core.close()
 
 
-@pytest.mark.parametrize("case", slow_but(DECODERS, "gemma3", "gemma4", "lfm2", "qwen3", "glm4_moe", "olmo3"))
+@pytest.mark.parametrize(
+    "case", slow_but(DECODERS, "gemma3", "gemma4", "lfm2", "qwen3", "qwen3_5", "granitemoehybrid", "glm4_moe", "olmo3")
+)
 def test_decoders(tmp_path: Path, case: str) -> None:
-    check_tokens(*twins(tmp_path, case))
+    check_tokens(*twins(tmp_path, case, **({"kind": None} if case in NOT_QUANTIZED else {})))
+
+
+@pytest.mark.slow
+def test_nemotron_without_experts(tmp_path: Path) -> None:
+    layers = {"layers_block_type": ["linear_attention", "mlp", "full_attention"]}
+    check_tokens(*twins(tmp_path, "nemotron_h", layers, architecture="nemotron_h", metadata={".expert_count": None}))
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    changes = {"num_hidden_layers": 2, "linear_value_head_dim": 32}
+    twin = save_model(make_model("qwen3_5", **changes), tmp_path / "twin")
+    tensors = {"blk.2.nextn.eh_proj.weight": np.zeros((64, 128)), "blk.2.attn_norm.weight": np.zeros(64)}
+    metadata = {".block_count": 3, ".nextn_predict_layers": 1}
+    check_tokens(model_folder(write_gguf(twin, tmp_path / "m.gguf", tensors=tensors, metadata=metadata)), twin)
+
+
+def test_pictures_of_models_that_read_text_only_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "mmproj-F16.gguf").write_bytes(b"")
+    twins(tmp_path, "qwen3_5", {"num_hidden_layers": 2})
+    assert "models of the architecture qwen35 read text only, so that mmproj-F16.gguf" in caplog.text
+
+
+def test_bamba_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=r"attention has positions \(Bamba\), which is not supported"):
+        twins(tmp_path, "granitemoehybrid", metadata={".rope.scaling.finetuned": True})
+
+
+@pytest.mark.parametrize("size", [32, 16])
+def test_columns_in_another_order(size: int) -> None:
+    """Groups that stay together are taken as they are, and whole rows of numbers otherwise."""
+    kind = BLOCK_KINDS[Q8_0.value]
+    weight = np.random.default_rng(0).standard_normal((4, 128), np.float32)
+    blocks = torch.from_numpy(gguf.quantize(weight, Q8_0)).view(4, 4, -1)
+    columns = torch.arange(128).view(2, -1, size).transpose(0, 1).flatten()
+    stored = stored_blocks(blocks, kind)
+    ordered = with_columns(stored, kind, columns)
+    expected = stored.dequantize(torch.float32)[:, columns]
+    assert isinstance(ordered, torch.Tensor) == (size == 16)
+    if isinstance(ordered, torch.Tensor):
+        assert torch.equal(ordered, expected)
+    else:
+        assert torch.equal(ordered.dequantize(torch.float32), expected)
+        part = ordered.part((slice(1, 3), slice(32, 96)))
+        assert torch.equal(part.dequantize(torch.float32), expected[1:3, 32:96])
 
 
 def test_all_architectures_are_tried() -> None:
-    tables = {**models.DECODERS, **models.STATE_SPACES, **models.LLAMA_RELATIVES, **models.LAYER_INPUTS}
-    tried = [tables[case][0] for case in DECODERS]
-    assert {ARCHITECTURES[kind] for kind in (*tried, *ENCODERS)} | {JINA, MISTRAL3, *SEEING} == set(CONFIGS)
+    tables = (models.DECODERS, models.STATE_SPACES, models.DELTA_NETS, models.LLAMA_RELATIVES, models.LAYER_INPUTS)
+    tried = [next(table[case][0] for table in tables if case in table) for case in DECODERS]
+    assert {ARCHITECTURES[kind] for kind in (*tried, *ENCODERS)} | {JINA, MISTRAL3, *SEEING, *ALIKE} == set(CONFIGS)
 
 
 # The families that people have files of, by what these call their architecture.
@@ -160,7 +223,18 @@ LISTED = {
     "cohere": ["command-r", "cohere2"],
     "deepseek": ["deepseek2"],
     "gpt-oss": ["gpt-oss"],
-    "lfm2": ["lfm2"],
+    "lfm2": ["lfm2", "lfm2moe"],
+    "hybrids": [
+        "qwen35",
+        "qwen35moe",
+        "qwen3next",
+        "granitehybrid",
+        "falcon-h1",
+        "nemotron_h",
+        "nemotron_h_moe",
+        "jamba",
+    ],
+    "state spaces": ["mamba", "mamba2"],
     "embedders": ["bert", "nomic-bert", "jina-bert-v2"],
 }
 
@@ -259,7 +333,7 @@ class Grouped:
         return y.to(options.get("out_dtype") or x.dtype) if out is None else out.copy_(y)
 
 
-@pytest.mark.parametrize("case", slow_but(["llama", "mixtral"], "mixtral"))
+@pytest.mark.parametrize("case", slow_but(["llama", "mixtral", "qwen3_5"], "mixtral", "qwen3_5"))
 def test_weights_stay_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     """Also those whose rows lie in another order in files, and experts."""
     monkeypatch.setattr(stored_groups, "can_pack_groups", lambda *_: True)
@@ -270,7 +344,7 @@ def test_weights_stay_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         for name, module in load(folder).model.named_modules()
         if isinstance(module, Linear) and isinstance(module.packed, Grouped)
     }
-    assert layers == {"qkv", "out", "gate_up", "down", "head"}
+    assert layers == {"qkv", "out", "gate_up", "down", "head"} | ({"z"} if case == "qwen3_5" else set())
     check_tokens(folder, twin)
 
 
@@ -329,8 +403,8 @@ def write_header(
 
 
 def test_other_architectures_are_refused_with_those_that_are_accepted(tmp_path: Path) -> None:
-    path = write_header(tmp_path / "m.gguf", {}, "mamba")
-    with pytest.raises(UnknownArchitecture, match=r"m\.gguf .*architecture 'mamba'.* bert, .*llama.*starcoder2"):
+    path = write_header(tmp_path / "m.gguf", {}, "rwkv7")
+    with pytest.raises(UnknownArchitecture, match=r"m\.gguf .*architecture 'rwkv7'.* bert, .*llama.*starcoder2"):
         model_folder(path)
 
 

@@ -36,8 +36,10 @@ from quire.engine.models.specs.tensor_names import KIND, LAYER
 _FFN = LAYER + r"feed_forward\."
 _GRANITE = (
     (LAYER + r"shared_mlp\.input_linear\.weight", "ffn.gate_up.weight"),
+    (LAYER + r"shared_mlp\.(?P<part>gate|up)_proj\.weight", "ffn.gate_up.weight"),  # of GGUF files
     (LAYER + r"shared_mlp\.output_linear\.weight", "ffn.down.weight"),
     (LAYER + r"shared_mlp\.input_linear\.weight", "ffn.shared.gate_up.weight"),
+    (LAYER + r"shared_mlp\.(?P<part>gate|up)_proj\.weight", "ffn.shared.gate_up.weight"),
     (LAYER + r"shared_mlp\.output_linear\.weight", "ffn.shared.down.weight"),
     (LAYER + r"block_sparse_moe\.router\.layer\.weight", "ffn.router.weight"),
 )

@@ -11,14 +11,24 @@ from functools import partial
 from statistics import NormalDist
 from typing import Any
 
+from quire.engine.models.checkpoint.gguf.decoder_config import (
+    EMBEDDING,
+    EXPERTS,
+    SHARED,
+    Config,
+    biases,
+    decoder,
+    granite_decoder,
+    num_layers,
+    rms_decoder,
+    special_tokens,
+)
 from quire.engine.models.checkpoint.gguf.facts import GgufFacts
+from quire.engine.models.checkpoint.gguf.hybrids import HYBRIDS
 from quire.engine.models.checkpoint.gguf.relatives import RELATIVES, Relative
 from quire.engine.models.checkpoint.gguf.rope import THETA, check_whole_heads, partial_rope, rope_of
 from quire.engine.models.errors import BrokenFolder, UnknownArchitecture, UnsupportedModel
 
-Config = dict[str, Any]
-EMBEDDING, HEAD = "token_embd.weight", "output.weight"
-EXPERTS, SHARED = "blk.0.ffn_up_exps.weight", "blk.0.ffn_up_shexp.weight"
 DENSE, LABELS = "cls.weight", "cls.output.weight"  # of heads for labels
 _ROPE_FREQS, _LAYER_EMBEDDINGS = "rope_freqs.weight", "per_layer_token_embd.weight"
 _NEVER = 1e29  # divisors of frequencies from there on: pairs of elements that are not rotated
@@ -94,43 +104,6 @@ def _head_for_labels(facts: GgufFacts) -> Config:
     }
 
 
-def num_layers(facts: GgufFacts) -> int:
-    """Layers, without those that predict further tokens."""
-    return facts.integer(".block_count") - (facts.optional_integer(".nextn_predict_layers") or 0)
-
-
-def _decoder(facts: GgufFacts, model_type: str, head: str, **fields: Any) -> Config:
-    """What the configs of all decoders have."""
-    heads = facts.integer(".attention.head_count")
-    return {
-        "architectures": [f"{head}ForCausalLM"],
-        "model_type": model_type,
-        "hidden_size": facts.integer(".embedding_length"),
-        "intermediate_size": facts.optional_integer(".feed_forward_length"),
-        "num_hidden_layers": num_layers(facts),
-        "num_attention_heads": heads,
-        "num_key_value_heads": facts.optional_integer(".attention.head_count_kv") or heads,
-        "max_position_embeddings": facts.integer(".context_length"),
-        "vocab_size": facts.shape(EMBEDDING)[0],
-        "hidden_act": "silu",
-        "tie_word_embeddings": HEAD not in facts.shapes,
-        "rope_parameters": rope_of(facts),
-        **_special_tokens(facts),
-        **fields,
-    }
-
-
-def _rms_decoder(facts: GgufFacts, model_type: str, head: str, **fields: Any) -> Config:
-    eps = facts.number(".attention.layer_norm_rms_epsilon")
-    return _decoder(facts, model_type, head, rms_norm_eps=eps, **fields)
-
-
-def _special_tokens(facts: GgufFacts) -> Config:
-    """Ids of special tokens, which replace those of transformers' defaults."""
-    names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
-    return {name: facts.optional_integer(f"tokenizer.ggml.{stored}_token_id") for name, stored in names.items()}
-
-
 def _alternating(layers: int, period: int) -> list[str]:
     """Types of layers, of which every `period`-th attends to all positions."""
     return [_SLIDING if (index + 1) % period else _FULL for index in range(layers)]
@@ -142,7 +115,7 @@ def _llama(facts: GgufFacts) -> Config:
     dim = facts.head_dim
     experts = facts.optional_integer(".expert_count") or 0
     if experts:
-        return _rms_decoder(
+        return rms_decoder(
             facts,
             "mixtral",
             "Mixtral",
@@ -151,7 +124,7 @@ def _llama(facts: GgufFacts) -> Config:
             num_experts_per_tok=facts.integer(".expert_used_count"),
             sliding_window=None,
         )
-    return _rms_decoder(facts, "llama", "Llama", head_dim=dim, **_biases(facts))
+    return rms_decoder(facts, "llama", "Llama", head_dim=dim, **biases(facts))
 
 
 def _mistral3(facts: GgufFacts) -> Config:
@@ -164,23 +137,16 @@ def _mistral3(facts: GgufFacts) -> Config:
     multiplier = facts.optional_number(".rope.scaling.yarn_log_multiplier")
     if multiplier:
         rope |= {"mscale": 1.0, "mscale_all_dim": multiplier}
-    return _rms_decoder(facts, "ministral3", "Ministral3", head_dim=facts.head_dim, rope_parameters=rope)
-
-
-def _biases(facts: GgufFacts) -> Config:
-    return {
-        "attention_bias": "blk.0.attn_q.bias" in facts.shapes,
-        "mlp_bias": "blk.0.ffn_gate.bias" in facts.shapes,
-    }
+    return rms_decoder(facts, "ministral3", "Ministral3", head_dim=facts.head_dim, rope_parameters=rope)
 
 
 def _qwen2(facts: GgufFacts) -> Config:
-    return _rms_decoder(facts, "qwen2", "Qwen2", use_sliding_window=False, head_dim=facts.head_dim)
+    return rms_decoder(facts, "qwen2", "Qwen2", use_sliding_window=False, head_dim=facts.head_dim)
 
 
 def _qwen3(facts: GgufFacts) -> Config:
     bias = "blk.0.attn_q.bias" in facts.shapes
-    return _rms_decoder(facts, "qwen3", "Qwen3", use_sliding_window=False, head_dim=facts.head_dim, attention_bias=bias)
+    return rms_decoder(facts, "qwen3", "Qwen3", use_sliding_window=False, head_dim=facts.head_dim, attention_bias=bias)
 
 
 def _qwen2moe(facts: GgufFacts) -> Config:
@@ -203,7 +169,7 @@ def _qwen2moe(facts: GgufFacts) -> Config:
 
 def _qwen_experts(facts: GgufFacts, model_type: str, head: str, **fields: Any) -> Config:
     """Return the config of a Qwen with experts in each layer."""
-    return _rms_decoder(
+    return rms_decoder(
         facts,
         model_type,
         head,
@@ -224,37 +190,13 @@ def _qwen3moe(facts: GgufFacts) -> Config:
     return config
 
 
-def _lfm2(facts: GgufFacts) -> Config:
-    """LFM2, dense. Layers without heads of keys are convolutions."""
-    key = ".attention.head_count_kv"
-    heads, layers = facts.sequence(key), num_layers(facts)
-    if len(heads) != layers or not all(type(count) is int and count >= 0 for count in heads):
-        raise BrokenFolder(f"{facts.file}: {facts.architecture}{key} must have a number for each of {layers} layers")
-    counts = {count for count in heads if count}
-    if len(counts) > 1:
-        raise UnsupportedModel(
-            f"{facts.file}: {facts.architecture}{key} has different numbers of heads, which is not supported"
-        )
-    uniform = replace(facts, metadata={**facts.metadata, facts.architecture + key: max(counts, default=1)})
-    return _decoder(
-        uniform,
-        "lfm2",
-        "Lfm2",
-        norm_eps=facts.number(".attention.layer_norm_rms_epsilon"),
-        conv_L_cache=facts.integer(".shortconv.l_cache"),
-        conv_bias=any(name.endswith(".shortconv.conv.bias") for name in facts.shapes),
-        layer_types=[_FULL if count else "conv" for count in heads],
-        block_auto_adjust_ff_dim=False,  # files have the size that this makes
-    )
-
-
 def _gemma(facts: GgufFacts) -> Config:
-    return _rms_decoder(facts, "gemma", "Gemma", head_dim=facts.head_dim, hidden_act="gelu_pytorch_tanh")
+    return rms_decoder(facts, "gemma", "Gemma", head_dim=facts.head_dim, hidden_act="gelu_pytorch_tanh")
 
 
 def _gemma2(facts: GgufFacts) -> Config:
     layers = num_layers(facts)
-    return _rms_decoder(
+    return rms_decoder(
         facts,
         "gemma2",
         "Gemma2",
@@ -270,7 +212,7 @@ def _gemma2(facts: GgufFacts) -> Config:
 
 def _gemma3(facts: GgufFacts) -> Config:
     local = facts.optional_number(".rope.freq_base_swa") or THETA
-    return _rms_decoder(
+    return rms_decoder(
         facts,
         "gemma3_text",
         "Gemma3",
@@ -332,7 +274,7 @@ def _with_layer_inputs(facts: GgufFacts, model_type: str, head: str, period: int
     """What the configs of Gemma 3n and 4 have in common. Numbers that differ between layers are added to it."""
     differing = {key: _of_layers(facts, key)[0] for key in (".feed_forward_length", ".attention.head_count_kv")}
     same = {f"{facts.architecture}{key}": value for key, value in differing.items()}
-    return _rms_decoder(
+    return rms_decoder(
         replace(facts, metadata={**facts.metadata, **same}),
         model_type,
         head,
@@ -386,7 +328,7 @@ def _layer_types(facts: GgufFacts, period: int) -> list[str]:
 def _phi3(facts: GgufFacts) -> Config:
     rope = rope_of(facts)
     trained = rope.get("original_max_position_embeddings", facts.integer(".context_length"))
-    return _rms_decoder(
+    return rms_decoder(
         facts,
         "phi3",
         "Phi3",
@@ -397,7 +339,7 @@ def _phi3(facts: GgufFacts) -> Config:
 
 
 def _phi2(facts: GgufFacts) -> Config:
-    return _decoder(
+    return decoder(
         facts,
         "phi",
         "Phi",
@@ -411,7 +353,7 @@ def _phi2(facts: GgufFacts) -> Config:
 def _smollm3(facts: GgufFacts) -> Config:
     check_whole_heads(facts)
     layers = num_layers(facts)
-    return _rms_decoder(
+    return rms_decoder(
         facts,
         "smollm3",
         "SmolLM3",
@@ -419,7 +361,7 @@ def _smollm3(facts: GgufFacts) -> Config:
         layer_types=[_FULL] * layers,
         use_sliding_window=False,
         sliding_window=None,
-        **_biases(facts),
+        **biases(facts),
     )
 
 
@@ -428,34 +370,19 @@ def _granite(facts: GgufFacts) -> Config:
         raise UnsupportedModel(
             f"{facts.file} is a Granite model with experts, which is supported with the architecture granitemoe only"
         )
-    return _granite_decoder(facts, "granite", "Granite", **_biases(facts))
+    return granite_decoder(facts, "granite", "Granite", **biases(facts))
 
 
 def _granitemoe(facts: GgufFacts) -> Config:
     if facts.optional_integer(".expert_shared_feed_forward_length"):
         raise UnsupportedModel(f"{facts.file} is a Granite model with shared experts, which is not supported")
-    return _granite_decoder(
+    return granite_decoder(
         facts,
         "granitemoe",
         "GraniteMoe",
         num_local_experts=facts.integer(".expert_count"),
         num_experts_per_tok=facts.integer(".expert_used_count"),
-        attention_bias=_biases(facts)["attention_bias"],
-    )
-
-
-def _granite_decoder(facts: GgufFacts, model_type: str, head: str, **fields: Any) -> Config:
-    check_whole_heads(facts)
-    scale = facts.optional_number(".attention.scale")
-    return _rms_decoder(
-        facts,
-        model_type,
-        head,
-        attention_multiplier=facts.head_dim**-0.5 if scale is None else scale,
-        embedding_multiplier=facts.optional_number(".embedding_scale") or 1.0,
-        residual_multiplier=facts.optional_number(".residual_scale") or 1.0,
-        logits_scaling=facts.optional_number(".logit_scale") or 1.0,
-        **fields,
+        attention_bias=biases(facts)["attention_bias"],
     )
 
 
@@ -463,10 +390,10 @@ def _olmo2(facts: GgufFacts) -> Config:
     """OLMo 2, and OLMo 3, of which layers with sliding windows have a rope without a scaling."""
     window = facts.optional_integer(".attention.sliding_window")
     if not window:
-        return _rms_decoder(facts, "olmo2", "Olmo2", attention_bias=False)
+        return rms_decoder(facts, "olmo2", "Olmo2", attention_bias=False)
     rope = rope_of(facts)
     local = facts.optional_number(".rope.freq_base_swa") or rope["rope_theta"]
-    return _rms_decoder(
+    return rms_decoder(
         facts,
         "olmo3",
         "Olmo3",
@@ -481,12 +408,12 @@ def _exaone4(facts: GgufFacts) -> Config:
     check_whole_heads(facts)
     window = facts.optional_integer(".attention.sliding_window") or None
     types = [_FULL] * num_layers(facts) if window is None else _layer_types(facts, 4)
-    return _rms_decoder(facts, "exaone4", "Exaone4", head_dim=facts.head_dim, sliding_window=window, layer_types=types)
+    return rms_decoder(facts, "exaone4", "Exaone4", head_dim=facts.head_dim, sliding_window=window, layer_types=types)
 
 
 def _relative(make: Callable[[GgufFacts], Relative], facts: GgufFacts) -> Config:
     relative = make(facts)
-    return _rms_decoder(facts, relative.model_type, relative.head, head_dim=facts.head_dim, **relative.fields)
+    return rms_decoder(facts, relative.model_type, relative.head, head_dim=facts.head_dim, **relative.fields)
 
 
 def _falcon(facts: GgufFacts) -> Config:
@@ -494,7 +421,7 @@ def _falcon(facts: GgufFacts) -> Config:
     kv_heads = facts.optional_integer(".attention.head_count_kv") or 1
     two_norms = "blk.0.attn_norm_2.weight" in facts.shapes
     hidden = facts.integer(".embedding_length")
-    config = _decoder(
+    config = decoder(
         facts,
         "falcon",
         "Falcon",
@@ -513,7 +440,7 @@ def _falcon(facts: GgufFacts) -> Config:
 
 
 def _starcoder2(facts: GgufFacts) -> Config:
-    return _decoder(
+    return decoder(
         facts,
         "starcoder2",
         "Starcoder2",
@@ -526,7 +453,7 @@ def _starcoder2(facts: GgufFacts) -> Config:
 
 def _stablelm(facts: GgufFacts) -> Config:
     parallel = facts.flag(".use_parallel_residual")
-    return _decoder(
+    return decoder(
         facts,
         "stablelm",
         "StableLm",
@@ -539,7 +466,7 @@ def _stablelm(facts: GgufFacts) -> Config:
 
 
 def _command_r(facts: GgufFacts) -> Config:
-    return _decoder(
+    return decoder(
         facts,
         "cohere",
         "Cohere",
@@ -551,7 +478,7 @@ def _command_r(facts: GgufFacts) -> Config:
 
 
 def _cohere2(facts: GgufFacts) -> Config:
-    return _decoder(
+    return decoder(
         facts,
         "cohere2",
         "Cohere2",
@@ -587,7 +514,7 @@ def _deepseek2(facts: GgufFacts) -> Config:
     if (multiplier := facts.optional_number(".rope.scaling.yarn_log_multiplier")) is not None:
         rope |= {"mscale": 10 * multiplier, "mscale_all_dim": 10 * multiplier}
         rope.pop("attention_factor", None)
-    return _rms_decoder(
+    return rms_decoder(
         facts,
         "deepseek_v2" if is_v2 else "deepseek_v3",
         "DeepseekV2" if is_v2 else "DeepseekV3",
@@ -620,7 +547,7 @@ def _gpt_oss(facts: GgufFacts) -> Config:
     rope = rope_of(facts)
     if rope["rope_type"] == "yarn":
         rope["truncate"] = False
-    return _rms_decoder(
+    return rms_decoder(
         facts,
         "gpt_oss",
         "GptOss",
@@ -698,12 +625,13 @@ def _encoder(facts: GgufFacts, model_type: str, head: str) -> Config:
         "layer_norm_eps": facts.number(".attention.layer_norm_epsilon"),
         "vocab_size": facts.shape(EMBEDDING)[0],
         "type_vocab_size": types,
-        **_special_tokens(facts),
+        **special_tokens(facts),
     }
 
 
 CONFIGS: dict[str, Callable[[GgufFacts], Config]] = {
     **{name: partial(_relative, make) for name, make in RELATIVES.items()},
+    **HYBRIDS,
     "bert": _bert,
     "cohere2": _cohere2,
     "command-r": _command_r,
@@ -719,7 +647,6 @@ CONFIGS: dict[str, Callable[[GgufFacts], Config]] = {
     "granite": _granite,
     "granitemoe": _granitemoe,
     "jina-bert-v2": _jina_bert,
-    "lfm2": _lfm2,
     "llama": _llama,
     "mistral3": _mistral3,
     "nomic-bert": _nomic_bert,

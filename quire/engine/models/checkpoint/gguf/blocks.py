@@ -60,6 +60,30 @@ def stored_blocks(blocks: Blocks, kind: BlockKind, rows: Tensor | None = None) -
     return StoredGroups(size_out, size_in, read_part, size_out * blocks.shape[1] * kind.nbytes)
 
 
+def with_columns(weight: StoredGroups, kind: BlockKind, columns: Tensor) -> StoredGroups | Tensor:
+    """A weight whose inputs lie in another order in the file: in groups if these stay together, otherwise as numbers.
+
+    `columns`: the input in the file that each input of the weight is.
+    """
+    group = _READERS[kind.name].group
+    if len(columns) != weight.size_in or len(columns) % group:
+        return weight  # the shape is refused when it is compared with the model's
+    starts = columns.view(-1, group)[:, 0]
+    if bool((starts % group).any()) or not torch.equal(columns, (starts[:, None] + torch.arange(group)).flatten()):
+        return weight.dequantize(torch.float32)[:, columns]
+
+    def read_part(wanted: slice, inputs: slice) -> GroupedWeight:
+        groups_of(inputs, group, weight.size_in)
+        begin, end, _ = inputs.indices(weight.size_in)
+        places = starts[begin // group : end // group] // group
+        stored = weight.read(wanted, slice(None))
+        codes = stored.codes.unflatten(1, (stored.scales.shape[1], -1))[:, places].flatten(1)
+        minimums = None if stored.minimums is None else stored.minimums[:, places]
+        return replace(stored, codes=codes, scales=stored.scales[:, places], minimums=minimums)
+
+    return replace(weight, read=read_part)
+
+
 class _Reader(NamedTuple):
     """Reads a kind of blocks. `group`: values that share a scale."""
 

@@ -14,12 +14,13 @@ from typing_extensions import override
 from quire.engine.models.checkpoint.checkpoint import Checkpoint, Progress, WeightTaker, wanted
 from quire.engine.models.checkpoint.formats.stored_groups import StoredGroups
 from quire.engine.models.checkpoint.formats.weight_format import NamedWeight
-from quire.engine.models.checkpoint.gguf.blocks import PLAIN, stored_blocks
+from quire.engine.models.checkpoint.gguf.blocks import PLAIN, stored_blocks, with_columns
 from quire.engine.models.checkpoint.gguf.container import GgufFile, TensorInfo, open_parts
 from quire.engine.models.checkpoint.gguf.facts import facts_of
 from quire.engine.models.checkpoint.gguf.folder import PROJECTOR, gguf_models
 from quire.engine.models.checkpoint.gguf.projector_names import ProjectorNames
-from quire.engine.models.checkpoint.gguf.tensor_names import GgufNames, Piece
+from quire.engine.models.checkpoint.gguf.rules import Piece
+from quire.engine.models.checkpoint.gguf.tensor_names import GgufNames
 from quire.engine.models.checkpoint.safetensors import PlainName
 from quire.engine.models.errors import BrokenFolder
 
@@ -166,11 +167,13 @@ class GgufCheckpoint(Checkpoint):
         if (dtype := PLAIN.get(info.kind.name)) is not None:
             plain = data.view(dtype).view(info.shape)
             plain = plain if piece.expert is None else plain[piece.expert]
-            return plain if rows is None else plain[rows]
+            plain = plain if rows is None else plain[rows]
+            return plain if piece.columns is None else plain[:, piece.columns]
         blocks = data.view(*info.shape[:-1], info.shape[-1] // info.kind.values, info.kind.nbytes)
         blocks = blocks[None] if blocks.dim() == 2 else blocks
         blocks = blocks.flatten(0, -3) if piece.expert is None else blocks[piece.expert]
-        return stored_blocks(blocks, info.kind, rows)
+        weight = stored_blocks(blocks, info.kind, rows)
+        return weight if piece.columns is None else with_columns(weight, info.kind, piece.columns)
 
     def _info(self, tensor: str) -> TensorInfo:
         return self._owner[tensor].tensors[tensor]

@@ -72,6 +72,25 @@ class GgufFacts:
             raise self._wrong(key, value, "an integer")
         return value
 
+    def by_layer(self, key: str, layers: int) -> list[int]:
+        """The integer under a key for each layer: the file has one for all of them, or an array.
+
+        Raises:
+            BrokenFolder: it is missing or of another kind, or there are fewer numbers than layers.
+        """
+        value = self._needed(key, self._value(key))
+        values = [*value] if isinstance(value, Sequence) and not isinstance(value, str) else [value] * layers
+        if any(type(number) is not int or number < 0 for number in values):
+            raise self._wrong(key, value, "an integer above 0, or one for each layer")
+        if len(values) < layers:
+            raise BrokenFolder(f"{self.file}: {self._full(key)} has {len(values)} values for {layers} layers")
+        return values[:layers]
+
+    def largest(self, key: str) -> int:
+        """The integer under a key, or the largest of those of layers; 0 if the file has none."""
+        value = self._value(key)
+        return max(value, default=0) if isinstance(value, list | tuple) else self.optional_integer(key) or 0
+
     def number(self, key: str) -> float:
         """The number under a key; raises BrokenFolder if there is none."""
         return self._needed(key, self.optional_number(key))

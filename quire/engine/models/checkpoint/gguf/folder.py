@@ -23,6 +23,7 @@ import tokenizers
 from quire.engine.models.checkpoint.gguf.architectures import config_of, pooling_of
 from quire.engine.models.checkpoint.gguf.container import open_parts, parts_of
 from quire.engine.models.checkpoint.gguf.facts import GgufFacts, facts_of
+from quire.engine.models.checkpoint.gguf.hybrids import TEXT_ONLY
 from quire.engine.models.checkpoint.gguf.projector import ARCHITECTURE, KINDS, Projector, kind_of
 from quire.engine.models.checkpoint.gguf.tokenizer import GgufTokenizer
 from quire.engine.models.errors import BrokenFolder, ModelError, UnsupportedModel
@@ -31,7 +32,7 @@ from quire.engine.models.user_cache import user_cache
 logger = logging.getLogger(__name__)
 METHOD = "gguf"  # `quant_method` in the config of such a folder
 PROJECTOR = "mmproj.gguf"  # name of the link to the file with the part that reads pictures
-_VERSION = 3  # of what is written; folders of others are not used
+_VERSION = 4  # of what is written; folders of others are not used
 _MOST_FOLDERS = 32
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
 _PROJECTOR = "mmproj"  # in the names of files with the part of a model that reads pictures
@@ -144,6 +145,13 @@ def _projector(candidates: Sequence[Path], text: GgufFacts, *, is_only: bool) ->
             f"{text.file} is the part of a model that reads pictures; give the path of the file with its language "
             "model, and leave this one beside it"
         )
+    if candidates and text.architecture in TEXT_ONLY:
+        logger.warning(
+            "%s reads no pictures: models of the architecture %s read text only, so that %s, which lies beside it, is "
+            "not used",
+            *(text.file, text.architecture, candidates[0].name),
+        )
+        return None
     refusal: ModelError | None = None
     for path in candidates:
         try:

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from quire.engine.models.checkpoint.gguf.architectures import EMBEDDING
+from quire.engine.models.checkpoint.gguf.decoder_config import EMBEDDING
 from quire.engine.models.checkpoint.gguf.facts import GgufFacts
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from quire.engine.models.checkpoint.gguf.facts import GgufFacts
 from quire.engine.models.checkpoint.gguf.projector import NEWLINES, PATCHES, deepstack_layers, is_llava_next, kind_of
-from quire.engine.models.checkpoint.gguf.tensor_names import Piece, halves, joined, without
+from quire.engine.models.checkpoint.gguf.rules import Piece
+from quire.engine.models.checkpoint.gguf.tensor_names import halves, joined, without
 
 _TENSOR = re.compile(r"(?:(?P<part>v\.blk|v\.deepstack)\.(?P<layer>\d+)\.)?(?P<module>[\w.]+?)\.(?P<kind>weight|bias)")
 _SECOND_FRAME = f"{PATCHES}.1"

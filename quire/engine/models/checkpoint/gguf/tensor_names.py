@@ -3,85 +3,72 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from quire.engine.models.checkpoint.gguf.architectures import (
-    LABELS,
-    is_roberta,
-    num_layers,
-    roberta_offset,
-)
+from quire.engine.models.checkpoint.gguf.architectures import LABELS, is_roberta, roberta_offset
+from quire.engine.models.checkpoint.gguf.decoder_config import num_layers
 from quire.engine.models.checkpoint.gguf.facts import GgufFacts
+from quire.engine.models.checkpoint.gguf.hybrid_names import hybrid_rules
 from quire.engine.models.checkpoint.gguf.rope import ROPE_TENSORS
+from quire.engine.models.checkpoint.gguf.rules import (
+    ATTENTION,
+    DECODER,
+    EXPERTS,
+    LATENT,
+    LLAMA,
+    MLP,
+    QWEN2_MOE,
+    SHARED_EXPERTS,
+    Piece,
+    Rules,
+)
 
-Make = Callable[[Sequence[Tensor]], Tensor]
 _TENSOR = re.compile(
-    r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>(?:shortconv\.)?\w+?)(?:\.(?P<expert>\d+))?\.(?P<kind>weight|bias)"
+    r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>(?:(?:shortconv|nextn)\.)?\w+?)(?:\.(?P<expert>\d+))?(?:\.(?P<kind>weight|bias))?"
 )
 _SCALE = re.compile(r"(?P<module>blk\.\d+\.\w+)\.(?:input_)?scale")  # of weights and of inputs, as NVFP4 has them
 _HEAD = re.compile(r"(?P<module>cls|cls\.output)\.(?P<kind>weight|bias)")
 _ROBERTA_HEAD = {"cls": "classifier.dense", "cls.output": "classifier.out_proj"}
 _BERT_HEAD = {"cls": "pooler.dense", "cls.output": "classifier"}
-_DECODER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_ATTENTION = {
-    "attn_norm": "input_layernorm",
-    **{f"attn_{side}": f"self_attn.{side}_proj" for side in ("q", "k", "v", "qkv")},
-    "attn_output": "self_attn.o_proj",
-    **{f"attn_{side}_norm": f"self_attn.{side}_norm" for side in ("q", "k")},
-}
-_MLP = {f"ffn_{side}": f"mlp.{side}_proj" for side in ("gate", "up", "down")}
-_LLAMA = {**_ATTENTION, **_MLP, "ffn_norm": "post_attention_layernorm"}
 _OUTPUT_NORMS = {
-    **_LLAMA,
+    **LLAMA,
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-_EXPERTS = {"ffn_gate_inp": "mlp.gate", **{f"{name}_exps": f"mlp.experts.{{}}.{_MLP[name][4:]}" for name in _MLP}}
-_QWEN2_MOE = {
-    **{f"{name}_shexp": f"mlp.shared_expert.{_MLP[name][4:]}" for name in _MLP},
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-}
 _MIXTRAL = {
     "ffn_gate_inp": "block_sparse_moe.gate",
-    **{f"{name}_exps": f"block_sparse_moe.experts.{{}}.w{index}" for name, index in zip(_MLP, (1, 3, 2), strict=True)},
+    **{f"{name}_exps": f"block_sparse_moe.experts.{{}}.w{index}" for name, index in zip(MLP, (1, 3, 2), strict=True)},
 }
 _GRANITE_MOE = {
     "ffn_gate_inp": "block_sparse_moe.router.layer",
-    **{f"{name}_exps": f"block_sparse_moe.experts.{{}}.{_MLP[name][4:]}" for name in _MLP},
-}
-_SHARED_EXPERTS = {f"{name}_shexp": f"mlp.shared_experts.{_MLP[name][4:]}" for name in _MLP}
-_LATENT = {
-    **{f"attn_{side}": f"self_attn.{side}_proj" for side in ("q_a", "q_b", "kv_b")},
-    **{f"attn_{side}_a_norm": f"self_attn.{side}_a_layernorm" for side in ("q", "kv")},
-    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
-    **_SHARED_EXPERTS,
+    **{f"{name}_exps": f"block_sparse_moe.experts.{{}}.{MLP[name][4:]}" for name in MLP},
 }
 _GLM4 = {
-    **_LLAMA,
+    **LLAMA,
     "ffn_up": "mlp.gate_up_proj",
     "post_attention_norm": "post_self_attn_layernorm",
     "post_ffw_norm": "post_mlp_layernorm",
 }
 _HUNYUAN = {
-    **_LLAMA,
-    **_EXPERTS,
+    **LLAMA,
+    **EXPERTS,
     "attn_q_norm": "self_attn.query_layernorm",
     "attn_k_norm": "self_attn.key_layernorm",
     "ffn_gate_inp": "mlp.gate.wg",
-    **{f"{name}_shexp": f"mlp.shared_mlp.{_MLP[name][4:]}" for name in _MLP},
+    **{f"{name}_shexp": f"mlp.shared_mlp.{MLP[name][4:]}" for name in MLP},
 }
 _LLAMA4 = {
-    **_LLAMA,
+    **LLAMA,
     "ffn_gate_inp": "feed_forward.router",
-    **{name: f"feed_forward.{_MLP[name][4:]}" for name in _MLP},
-    **{f"{name}_shexp": f"feed_forward.shared_expert.{_MLP[name][4:]}" for name in _MLP},
-    **{f"{name}_exps": f"feed_forward.experts.{{}}.{_MLP[name][4:]}" for name in _MLP},
+    **{name: f"feed_forward.{MLP[name][4:]}" for name in MLP},
+    **{f"{name}_shexp": f"feed_forward.shared_expert.{MLP[name][4:]}" for name in MLP},
+    **{f"{name}_exps": f"feed_forward.experts.{{}}.{MLP[name][4:]}" for name in MLP},
 }
 _BEHIND_ATTENTION = {"post_attention_norm": "post_attention_layernorm"}
 _FALCON = {
@@ -125,70 +112,13 @@ _NOMIC = {
     "ffn_down": "mlp.fc2",
     "layer_output_norm": "norm2",
 }
-# Weights whose names have no kind at the end.
-_WHOLE = {
-    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
-    "attn_sinks.weight": "self_attn.sinks",
-    "layer_output_scale.weight": "layer_scalar",
-    "altup_correct_scale.weight": "altup.correct_output_scale",
-}
 # Weights of Gemma 4 whose names are those of scales.
 _LEARNED_SCALE = re.compile(r"blk\.(?P<layer>\d+)\.(?P<module>ffn_gate_inp|ffn_down_exps)\.scale")
 _LEARNED_SCALES = {"ffn_gate_inp": "router.scale", "ffn_down_exps": "router.per_expert_scale"}
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A weight of the checkpoint in a tensor of the file.
-
-    Attributes:
-        name: in Hugging Face's checkpoints.
-        expert: index in a stack of experts; None: the tensor is no stack.
-        rows: the rows of the tensor that it has, in this order; None: all of them.
-        make: computes it from the numbers of the tensor, and of `others`; None: it is these rows as they are.
-        others: further tensors that it is made of.
-    """
-
-    name: str
-    expert: int | None = None
-    rows: Tensor | None = None
-    make: Make | None = None
-    others: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Rules:
-    """How an architecture's files name modules, and what else differs.
-
-    Attributes:
-        layer: names of modules of layers, by those of the file; "{}" stands for an expert.
-        modules: names of the other modules.
-        prefix: of the names of layers' modules.
-        pairs: queries and keys of each head lie in pairs that are rotated together, not in two halves.
-        norm_offset: what files add to the weights of norms.
-    """
-
-    layer: Mapping[str, str]
-    modules: Mapping[str, str] = field(default_factory=lambda: _DECODER)
-    prefix: str = "model.layers."
-    pairs: bool = False
-    norm_offset: float = 0.0
-
-
-_PHI3 = {**_LLAMA, "ffn_up": "mlp.gate_up_proj"}
-_PHI2 = {**_LLAMA, "attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
-_GPT_OSS = {**_ATTENTION, **_EXPERTS, "ffn_gate_inp": "mlp.router", "post_attention_norm": "post_attention_layernorm"}
-_STARCODER2 = {**_LLAMA, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
-_LFM2 = {
-    **_ATTENTION,
-    "attn_norm": "operator_norm",
-    "attn_output": "self_attn.out_proj",
-    **{f"attn_{side}_norm": f"self_attn.{side}_layernorm" for side in ("q", "k")},
-    **{name: f"feed_forward.w{index}" for name, index in zip(_MLP, (1, 3, 2), strict=True)},
-    "ffn_norm": "ffn_norm",
-    **{f"shortconv.{part}": f"conv.{part}" for part in ("conv", "in_proj", "out_proj")},
-}
-_LFM2_MODULES = {**_DECODER, **dict.fromkeys(("token_embd_norm", "output_norm"), "model.embedding_norm")}
+_PHI3 = {**LLAMA, "ffn_up": "mlp.gate_up_proj"}
+_PHI2 = {**LLAMA, "attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
+_GPT_OSS = {**ATTENTION, **EXPERTS, "ffn_gate_inp": "mlp.router", "post_attention_norm": "post_attention_layernorm"}
+_STARCODER2 = {**LLAMA, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
 _LAYER_INPUTS = {
     **_OUTPUT_NORMS,
     "inp_gate": "per_layer_input_gate",
@@ -198,7 +128,7 @@ _LAYER_INPUTS = {
 _GEMMA4 = {
     **_LAYER_INPUTS,
     "ffn_gate_inp": "router.proj",
-    **{f"{name}_exps": f"experts.{{}}.{_MLP[name][4:]}" for name in _MLP},
+    **{f"{name}_exps": f"experts.{{}}.{MLP[name][4:]}" for name in MLP},
     "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
     **{f"post_ffw_norm_{index}": f"post_feedforward_layernorm_{index}" for index in (1, 2)},
 }
@@ -213,7 +143,7 @@ _GEMMA3N = {
     "altup_router_norm": "altup.router_norm",
 }
 _LAYER_INPUT_MODULES = {
-    **_DECODER,
+    **DECODER,
     "per_layer_token_embd": "model.embed_tokens_per_layer",
     "per_layer_model_proj": "model.per_layer_model_projection",
     "per_layer_proj_norm": "model.per_layer_projection_norm",
@@ -226,49 +156,48 @@ _FALCON_MODULES = {
     "output": "lm_head",
 }
 _RULES = {
-    "arcee": _Rules(_LLAMA, pairs=True),
-    "bert": _Rules(_BERT, _BERT_MODULES, "encoder.layer."),
-    "cohere2": _Rules(_LLAMA),
-    "command-r": _Rules(_LLAMA),
-    "deepseek2": _Rules({**_LLAMA, **_EXPERTS, **_LATENT}),
-    "dots1": _Rules({**_LLAMA, **_EXPERTS, **_SHARED_EXPERTS}),
-    "ernie4_5": _Rules(_LLAMA),
-    "ernie4_5-moe": _Rules({**_LLAMA, **_EXPERTS, **_SHARED_EXPERTS}),
-    "exaone4": _Rules(_OUTPUT_NORMS),
-    "falcon": _Rules(_FALCON, _FALCON_MODULES, "transformer.h."),
-    "gemma": _Rules(_LLAMA, norm_offset=1.0),
-    "gemma2": _Rules(_OUTPUT_NORMS, norm_offset=1.0),
-    "gemma3": _Rules(_OUTPUT_NORMS, norm_offset=1.0),
-    "glm4": _Rules(_GLM4),
-    "glm4moe": _Rules({**_LLAMA, **_EXPERTS, **_SHARED_EXPERTS, **_BEHIND_ATTENTION}),
-    "gemma3n": _Rules(_GEMMA3N, _LAYER_INPUT_MODULES),
-    "gemma4": _Rules(_GEMMA4, _LAYER_INPUT_MODULES),
-    "gpt-oss": _Rules(_GPT_OSS),
-    "granite": _Rules(_LLAMA, pairs=True),
-    "granitemoe": _Rules({**_LLAMA, **_GRANITE_MOE}, pairs=True),
-    "hunyuan-dense": _Rules(_HUNYUAN),
-    "hunyuan-moe": _Rules(_HUNYUAN),
-    "jina-bert-v2": _Rules(_JINA, _BERT_MODULES, "encoder.layer."),
-    "lfm2": _Rules(_LFM2, _LFM2_MODULES),
-    "llama": _Rules({**_LLAMA, **_MIXTRAL}, pairs=True),
-    "llama4": _Rules(_LLAMA4),
-    "minimax-m2": _Rules({**_LLAMA, **_EXPERTS}),
-    "mistral3": _Rules(_LLAMA, pairs=True),
-    "nomic-bert": _Rules(_NOMIC, {**_BERT_MODULES, "token_embd_norm": "emb_ln"}, "encoder.layers."),
-    "olmo2": _Rules(_OUTPUT_NORMS),
-    "phi2": _Rules(_PHI2, {**_DECODER, "output_norm": "model.final_layernorm"}),
-    "phi3": _Rules(_PHI3),
-    "qwen2": _Rules(_LLAMA),
-    "qwen3": _Rules(_LLAMA),
-    "qwen2moe": _Rules({**_LLAMA, **_EXPERTS, **_QWEN2_MOE}),
-    "qwen2vl": _Rules(_LLAMA),
-    "qwen3moe": _Rules({**_LLAMA, **_EXPERTS}),
-    "qwen3vl": _Rules(_LLAMA),
-    "qwen3vlmoe": _Rules({**_LLAMA, **_EXPERTS}),
-    "seed_oss": _Rules({**_LLAMA, **_BEHIND_ATTENTION}),
-    "smollm3": _Rules(_LLAMA, pairs=True),
-    "stablelm": _Rules(_LLAMA),
-    "starcoder2": _Rules(_STARCODER2),
+    "arcee": Rules(LLAMA, pairs=True),
+    "bert": Rules(_BERT, _BERT_MODULES, "encoder.layer."),
+    "cohere2": Rules(LLAMA),
+    "command-r": Rules(LLAMA),
+    "deepseek2": Rules({**LLAMA, **EXPERTS, **LATENT}),
+    "dots1": Rules({**LLAMA, **EXPERTS, **SHARED_EXPERTS}),
+    "ernie4_5": Rules(LLAMA),
+    "ernie4_5-moe": Rules({**LLAMA, **EXPERTS, **SHARED_EXPERTS}),
+    "exaone4": Rules(_OUTPUT_NORMS),
+    "falcon": Rules(_FALCON, _FALCON_MODULES, "transformer.h."),
+    "gemma": Rules(LLAMA, norm_offset=1.0),
+    "gemma2": Rules(_OUTPUT_NORMS, norm_offset=1.0),
+    "gemma3": Rules(_OUTPUT_NORMS, norm_offset=1.0),
+    "glm4": Rules(_GLM4),
+    "glm4moe": Rules({**LLAMA, **EXPERTS, **SHARED_EXPERTS, **_BEHIND_ATTENTION}),
+    "gemma3n": Rules(_GEMMA3N, _LAYER_INPUT_MODULES),
+    "gemma4": Rules(_GEMMA4, _LAYER_INPUT_MODULES),
+    "gpt-oss": Rules(_GPT_OSS),
+    "granite": Rules(LLAMA, pairs=True),
+    "granitemoe": Rules({**LLAMA, **_GRANITE_MOE}, pairs=True),
+    "hunyuan-dense": Rules(_HUNYUAN),
+    "hunyuan-moe": Rules(_HUNYUAN),
+    "jina-bert-v2": Rules(_JINA, _BERT_MODULES, "encoder.layer."),
+    "llama": Rules({**LLAMA, **_MIXTRAL}, pairs=True),
+    "llama4": Rules(_LLAMA4),
+    "minimax-m2": Rules({**LLAMA, **EXPERTS}),
+    "mistral3": Rules(LLAMA, pairs=True),
+    "nomic-bert": Rules(_NOMIC, {**_BERT_MODULES, "token_embd_norm": "emb_ln"}, "encoder.layers."),
+    "olmo2": Rules(_OUTPUT_NORMS),
+    "phi2": Rules(_PHI2, {**DECODER, "output_norm": "model.final_layernorm"}),
+    "phi3": Rules(_PHI3),
+    "qwen2": Rules(LLAMA),
+    "qwen3": Rules(LLAMA),
+    "qwen2moe": Rules({**LLAMA, **EXPERTS, **QWEN2_MOE}),
+    "qwen2vl": Rules(LLAMA),
+    "qwen3moe": Rules({**LLAMA, **EXPERTS}),
+    "qwen3vl": Rules(LLAMA),
+    "qwen3vlmoe": Rules({**LLAMA, **EXPERTS}),
+    "seed_oss": Rules({**LLAMA, **_BEHIND_ATTENTION}),
+    "smollm3": Rules(LLAMA, pairs=True),
+    "stablelm": Rules(LLAMA),
+    "starcoder2": Rules(_STARCODER2),
 }
 
 
@@ -277,7 +206,7 @@ class GgufNames:
 
     def __init__(self, facts: GgufFacts) -> None:
         self._facts = facts
-        self._rules = _RULES[facts.architecture]
+        self._rules = hybrid_rules(facts) or _RULES[facts.architecture]
         self._is_jina = facts.architecture == "jina-bert-v2"
         self._has_ups_first = self._is_jina and "blk.0.attn_q_norm.weight" in facts.shapes
         if self._has_ups_first:
@@ -305,8 +234,11 @@ class GgufNames:
         if module == "attn_k_b":
             return [self._latent_projection(tensor)]
         prefix = "" if match["layer"] is None else f"{self._rules.prefix}{match['layer']}."
-        if (whole := _WHOLE.get(f"{module}.{kind}")) is not None:
-            return [Piece(prefix + whole)]
+        local = module if kind is None else f"{module}.{kind}"
+        if prefix and (whole := self._rules.whole.get(local)) is not None:
+            return [self._changed(Piece(prefix + whole), local)]
+        if kind is None:
+            return [Piece(tensor)]
         if module == "ffn_gate_up_exps":
             return self._fused_experts(tensor, prefix, kind)
         if self._facts.architecture == "bert" and module == "attn_qkv":
@@ -316,7 +248,7 @@ class GgufNames:
             return [Piece(tensor)]
         piece = Piece(f"{prefix}{name}.{kind}")
         if "{}" not in name:
-            return [self._with_order(piece, tensor, module)]
+            return [self._changed(self._with_order(piece, tensor, module), local)]
         if expert is not None:
             return [replace(piece, name=piece.name.format(expert))]
         shape = self._facts.shape(tensor)
@@ -333,13 +265,18 @@ class GgufNames:
             return {"attn_norm": "ln_mlp" if has_two else "input_layernorm", "attn_norm_2": "ln_attn"}.get(module)
         return self._rules.layer.get(f"{module}_exps" if of_expert else module)
 
+    def _changed(self, piece: Piece, local: str) -> Piece:
+        """The weight with what the architecture's files have changed. `local`: the tensor's name in its layer."""
+        change = self._rules.changes.get(local)
+        return piece if change is None else change(self._facts, piece)
+
     def _with_order(self, piece: Piece, tensor: str, module: str) -> Piece:
         """The weight with the order of its rows, and with what is to be computed."""
         rows = self._facts.shape(tensor)[0]
         if self._rules.pairs and module in ("attn_q", "attn_k"):
             heads = self._facts.integer(".attention.head_count")
             if module == "attn_k":
-                heads = self._facts.optional_integer(".attention.head_count_kv") or heads
+                heads = self._facts.largest(".attention.head_count_kv") or heads
             return replace(piece, rows=halves(rows, heads))
         if self._facts.architecture == "falcon" and module == "attn_qkv":
             heads = self._facts.integer(".attention.head_count")
