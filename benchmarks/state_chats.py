@@ -1,4 +1,4 @@
-"""Chats with a hybrid model at servers with OpenAI's API: how many tokens of prompts are computed, over the fewest possible.
+"""Chats with a hybrid model at servers with OpenAI's API: how many tokens of prompts are computed, over the least.
 
     python -m benchmarks.state_chats MODEL --out FILE.json quire='COMMAND' llama='COMMAND' vllm='COMMAND'
     python -m benchmarks.state_chats MODEL --out FILE.json --budget 50 quire='COMMAND'
@@ -7,16 +7,16 @@ In commands {model}, {name} and {port} stand for the folder of the model (see be
 requests have, and the port. A trace is sent one request after another to a server that has just started:
 
 - 12 turns with reasoning, which the template drops from earlier answers
-- 20 agents with a system prompt of 4,000 tokens, each with other tools behind it, of two turns
+- 20 agents with a system prompt of 4,000 tokens, each with other tools behind it, of two turns: tools are a part of the
+  system prompt's text, or `tools` of the request
 - 12 turns, then the seventh message of the user is edited, and six more turns
 
 At least those tokens of a prompt have to be computed that follow its longest common beginning with an earlier prompt
 and answer, the last one always. Answers of earlier turns in the messages are not those of the model, which has random
 weights: so in each trace a prompt parts from those before it at the latest where an answer begins.
 
-With `--budget` 500 chats of two turns, and a third of 100 of them, eight at a time, are sent to the first server, which is
-to keep the states behind at most so many places; then to the same with --no-enable-prefix-caching: all answers have to
-be equal.
+With `--budget` 500 chats of two turns, and a third of 100 of them, eight at a time, are sent to the first server, which
+is to keep at most so many states; then to the same with --no-enable-prefix-caching: all answers have to be equal.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ from benchmarks.processes import Server
 
 NAME = "bench"
 Messages = list[dict[str, str]]
+Tools = list[dict[str, Any]]
+Chat = tuple[Messages, Tools]
 
 
 class Texts:
@@ -49,7 +51,9 @@ class Texts:
 
     def __init__(self, model: Path, seed: int = 1) -> None:
         self._tokenizer = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
-        self._template = jinja2.Template((model / "chat_template.jinja").read_text(encoding="utf-8"))
+        environment = jinja2.Environment()
+        environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+        self._template = environment.from_string((model / "chat_template.jinja").read_text(encoding="utf-8"))
         names = sorted(self._tokenizer.get_vocab())
         self._words = [name[1:] for name in names if re.fullmatch("\u0120[a-z]{3,8}", name)]
         self._random = random.Random(seed)
@@ -62,27 +66,29 @@ class Texts:
         """Return a random number."""
         return self._random.randrange(begin, end)
 
-    def tokens(self, messages: Messages) -> list[int]:
+    def tokens(self, messages: Messages, tools: Tools) -> list[int]:
         """Return the prompt of a chat."""
-        text = self._template.render(messages=messages, add_generation_prompt=True)
+        text = self._template.render(messages=messages, tools=tools, add_generation_prompt=True)
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def _turns(texts: Texts, messages: Messages, count: int, asked: int = 120, answered: int = 150) -> Iterator[Messages]:
-    """Yield the messages of each turn, to which `messages` grows; `asked`, `answered`: tokens of a message."""
+def _turns(
+    texts: Texts, messages: Messages, count: int, asked: int = 120, answered: int = 150, tools: Tools | None = None
+) -> Iterator[Chat]:
+    """Yield each turn of a chat, to which `messages` grows. `asked`, `answered`: tokens of a message."""
     for _ in range(count):
         messages.append({"role": "user", "content": texts.words(asked)})
-        yield list(messages)
+        yield list(messages), tools or []
         reasoning, content = texts.words(200), texts.words(answered)
         messages.append({"role": "assistant", "content": content, "reasoning_content": reasoning})
 
 
-def conversation(texts: Texts) -> Iterator[Messages]:
+def conversation(texts: Texts) -> Iterator[Chat]:
     """Yield 12 turns."""
     yield from _turns(texts, [{"role": "system", "content": texts.words(400)}], 12)
 
 
-def agents(texts: Texts) -> Iterator[Messages]:
+def agents(texts: Texts) -> Iterator[Chat]:
     """Yield two turns of each of 20 agents."""
     system = texts.words(4000)
     for _ in range(20):
@@ -90,29 +96,35 @@ def agents(texts: Texts) -> Iterator[Messages]:
         yield from _turns(texts, [{"role": "system", "content": f"{system}\n\n# Tools\n\n{tools}"}], 2)
 
 
-def edit(texts: Texts) -> Iterator[Messages]:
+def agents_with_tools(texts: Texts) -> Iterator[Chat]:
+    """Yield two turns of each of 20 agents, whose tools are in `tools`."""
+    system = texts.words(4000)
+    for number in range(20):
+        function = {"name": f"tool_{number}", "description": texts.words(texts.number(200, 600)), "parameters": {}}
+        tools = [{"type": "function", "function": function}]
+        yield from _turns(texts, [{"role": "system", "content": system}], 2, tools=tools)
+
+
+def edit(texts: Texts) -> Iterator[Chat]:
     """Yield 12 turns, then six others behind the first six."""
     before = list(conversation(texts))
     yield from before
-    yield from _turns(texts, before[6][:-1], 6)
+    yield from _turns(texts, before[6][0][:-1], 6)
 
 
-TRACES: dict[str, Callable[[Texts], Iterator[Messages]]] = {
+TRACES: dict[str, Callable[[Texts], Iterator[Chat]]] = {
     "12 turns, reasoning dropped": conversation,
-    "20 agents, one system prompt, other tools": agents,
+    "20 agents, one system prompt, other tools in its text": agents,
+    "the same, in `tools`": agents_with_tools,
     "an edit in the middle": edit,
 }
 
 
-def request(messages: Messages, max_tokens: int) -> dict[str, Any]:
+def request(chat: Chat, max_tokens: int) -> dict[str, Any]:
     """Return the body of a request."""
-    return {
-        "model": NAME,
-        "messages": messages,
-        "max_tokens": max_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-    }
+    messages, tools = chat
+    body = {"model": NAME, "messages": messages, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+    return body | ({"tools": tools} if tools else {})
 
 
 def computed_tokens(answer: dict[str, Any]) -> int:
@@ -135,9 +147,9 @@ class Count:
     other_prompts: int = 0  # that the server has rendered to another number of tokens
     _before: list[list[int]] = field(default_factory=list)
 
-    def add(self, messages: Messages, answer: dict[str, Any], seconds: float) -> None:
+    def add(self, chat: Chat, answer: dict[str, Any], seconds: float) -> None:
         """Count a request."""
-        tokens = self.texts.tokens(messages)
+        tokens = self.texts.tokens(*chat)
         shared = max((_common(tokens, other) for other in self._before), default=0)
         self._before.append(tokens)
         self.least += len(tokens) - min(shared, len(tokens) - 1)
@@ -164,16 +176,16 @@ def _common(tokens: list[int], other: list[int]) -> int:
 
 
 def run_trace(
-    server: Server, texts: Texts, trace: Callable[[Texts], Iterator[Messages]], max_tokens: int
+    server: Server, texts: Texts, trace: Callable[[Texts], Iterator[Chat]], max_tokens: int
 ) -> dict[str, Any]:
     """Send a trace, and return its figures."""
     count = Count(texts)
     with httpx.Client(base_url=server.url, timeout=600) as client:
-        for messages in trace(texts):
+        for chat in trace(texts):
             begin = time.monotonic()
-            response = client.post("/chat/completions", json=request(messages, max_tokens))
+            response = client.post("/chat/completions", json=request(chat, max_tokens))
             response.raise_for_status()
-            count.add(messages, response.json(), time.monotonic() - begin)
+            count.add(chat, response.json(), time.monotonic() - begin)
     return count.report()
 
 
@@ -187,7 +199,7 @@ def compare(options: argparse.Namespace, say: Callable[[str], None]) -> list[dic
             with Server(command, port, log, model=options.model, name=NAME) as server:
                 row: dict[str, Any] = {"server": label, "trace": name}
                 try:
-                    first = request([{"role": "user", "content": "Hello."}], 1)
+                    first = request(([{"role": "user", "content": "Hello."}], []), 1)
                     wait_until_it_answers(server, first, options.start_timeout)
                     row |= run_trace(server, Texts(options.model), trace, options.max_tokens)
                 except (RuntimeError, httpx.HTTPError) as error:  # the others are measured all the same
@@ -213,7 +225,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-async def _send_chats(server: Server, chats: list[list[Messages]], max_tokens: int) -> list[list[str]]:
+async def _send_chats(server: Server, chats: list[list[Chat]], max_tokens: int) -> list[list[str]]:
     """Return the answers to all turns of all chats, eight chats at a time."""
     answers: list[list[str]] = [[] for _ in chats]
     async with httpx.AsyncClient(base_url=server.url, timeout=600) as client:
@@ -250,7 +262,9 @@ def crowd(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, 
     for index, (label, line) in enumerate(commands.items()):
         log = options.out.with_suffix(f".{index}.log")
         with Server(line, options.port + index, log, model=options.model, name=NAME) as server:
-            wait_until_it_answers(server, request([{"role": "user", "content": "Hello."}], 1), options.start_timeout)
+            wait_until_it_answers(
+                server, request(([{"role": "user", "content": "Hello."}], []), 1), options.start_timeout
+            )
             answers[label] = asyncio.run(_send_chats(server, chats, options.max_tokens))
             if not index:
                 names = ("snapshot_hits_total", "snapshots_saved_total", "snapshots_evicted_total", "snapshot_bytes")

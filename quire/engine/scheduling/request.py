@@ -112,6 +112,7 @@ class Request:
         flow: see `RequestFields`.
         is_held: its blocks are kept for a decoder when it ends.
         remote: blocks of its prompt in another engine, which are not read yet; None: there are none.
+        message_ends: see `RequestFields`.
     """
 
     id: str
@@ -159,6 +160,7 @@ class Request:
     flow: str = ""
     is_held: bool = False
     remote: RemoteBlocks | None = None
+    message_ends: list[int] | None = None
     generates: bool = field(init=False)
     wants_prompt_logprobs: bool = field(init=False)
 

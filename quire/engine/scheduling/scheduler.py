@@ -168,6 +168,7 @@ class Scheduler:
             flow=message.flow,
             is_held=message.is_held,
             remote=message.remote,
+            message_ends=None if message.message_ends is None else message.message_ends.tolist(),
         )
         if self.limits.encoder_cache_size:
             # As for prefixes: without a hasher nothing is shared.

@@ -280,6 +280,8 @@ class StateSnapshots:
 def _message_ends(request: Request, length: int) -> list[int]:
     """Return the positions behind the messages of a prompt."""
     params = request.params
+    if request.message_ends is not None:
+        return [end for end in request.message_ends if end <= length]
     if not isinstance(params, SamplingParams):
         return []
     return message_ends(np.frombuffer(request.tokens, np.int32)[:length].copy(), params.eos_token_ids)

@@ -41,13 +41,15 @@ class Trace:
     def words(self, count: int) -> list[int]:
         return [self._random.randrange(100) for _ in range(count)]
 
-    def send(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
+    def send(self, prompt: Sequence[int], answer: Sequence[int], ends: Sequence[int] | None = None) -> None:
+        """Send a prompt, and sample the answer. `ends`: where messages end; None: behind END."""
         tokens = np.array(prompt, np.int32)
         shared = max((_common(tokens, other) for other in self._before), default=0)
         self.least += len(prompt) - min(shared, len(prompt) - 1)
         self._before.append(np.array([*prompt, *answer[:-1]], np.int32))
         params = SamplingParams(max_tokens=len(answer), eos_token_ids=(END,))
-        self.scheduler.add(AddRequest("r", tokens, params))
+        message_ends = None if ends is None else np.array(ends, np.int32)
+        self.scheduler.add(AddRequest("r", tokens, params, message_ends=message_ends))
         left = list(reversed(answer))
         while self.scheduler.has_work:
             plan = self.scheduler.schedule()
@@ -110,6 +112,19 @@ def test_an_edit_in_the_middle_of_a_chat() -> None:
     histories = chat(trace, [*trace.words(400), END], 12)
     chat(trace, histories[6], 6)
     trace.check_ratio("an edit in the middle")
+
+
+def test_messages_end_where_the_renderer_says() -> None:
+    """Neither the system prompt nor the user's message ends with a token that ends answers."""
+    trace = Trace()
+    system, tools = trace.words(4000), [trace.words(300) for _ in range(3)]
+    for index, text in enumerate(tools):
+        prompt = [*system, *text, *trace.words(120)]
+        trace.send([*prompt, *ASSISTANT], [103, *trace.words(200)], [4000, len(prompt)])
+        assert trace.lost == {}, f"agent {index}"
+        trace.send([*prompt, *ASSISTANT, *trace.words(40)], [END], [4000, len(prompt), len(prompt) + 42])
+    trace.check_ratio("3 agents")
+    assert trace.lost.get("no_snapshot", 0) < 3 * 32
 
 
 def test_a_template_that_changes_the_history_is_noticed() -> None:
