@@ -34,11 +34,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import jinja2
 import tokenizers
 
 from benchmarks.picture_chats import wait_until_it_answers
 from benchmarks.processes import Server
+from quire.rendering.chat_template import ChatTemplate
 
 NAME = "bench"
 Messages = list[dict[str, str]]
@@ -51,9 +51,7 @@ class Texts:
 
     def __init__(self, model: Path, seed: int = 1) -> None:
         self._tokenizer = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
-        environment = jinja2.Environment()
-        environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
-        self._template = environment.from_string((model / "chat_template.jinja").read_text(encoding="utf-8"))
+        self._template = ChatTemplate((model / "chat_template.jinja").read_text(encoding="utf-8"))
         names = sorted(self._tokenizer.get_vocab())
         self._words = [name[1:] for name in names if re.fullmatch("\u0120[a-z]{3,8}", name)]
         self._random = random.Random(seed)
@@ -68,7 +66,7 @@ class Texts:
 
     def tokens(self, messages: Messages, tools: Tools) -> list[int]:
         """Return the prompt of a chat."""
-        text = self._template.render(messages=messages, tools=tools, add_generation_prompt=True)
+        text = self._template.render({"messages": messages, "tools": tools, "add_generation_prompt": True})
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
 

@@ -152,6 +152,25 @@ def test_tokens_are_lost_without_a_snapshot_or_after_its_eviction() -> None:
     assert few.lost == {"evicted": 992}
 
 
+def test_others_pass_a_request_that_waits_for_states() -> None:
+    """It waits for one snapshot, and there is room for it then."""
+    scheduler = make(
+        200, seqs=3, tokens=64, length=200, groups=BlockGroups((None,), has_states=True), snapshots=SnapshotStore(9, 8)
+    )
+    runner = FakeRunner(scheduler)
+    prompt = [number % 7 for number in range(100)]
+    scheduler.add(request("first", prompt, 3))
+    runner.step()
+    scheduler.add(request("second", [*prompt, 1, 2], 3))
+    for name in "abc":
+        scheduler.add(request(name, [50, 51], 30))
+    runner.step()
+    assert [running.id for running in scheduler._running] == ["first", "a"], "a place is left for the second"
+    while scheduler.has_work:
+        runner.step()
+    assert list(runner.ended) == ["first", "second", "a", "b", "c"]
+
+
 def test_500_chats_over_memory_for_50(monkeypatch: pytest.MonkeyPatch) -> None:
     """No request gets another's states, and memory stays within its bound: checked after each step."""
     monkeypatch.setattr("quire.engine.scheduling.snapshot_borders._LEAST", 8)
