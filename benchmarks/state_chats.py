@@ -121,7 +121,7 @@ TRACES: dict[str, Callable[[Texts], Iterator[Chat]]] = {
 def request(chat: Chat, max_tokens: int) -> dict[str, Any]:
     """Return the body of a request."""
     messages, tools = chat
-    body = {"model": NAME, "messages": messages, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+    body = {"model": NAME, "messages": messages, "max_tokens": max_tokens, "temperature": 0}
     return body | ({"tools": tools} if tools else {})
 
 

@@ -290,8 +290,14 @@ class StateSnapshots:
 def _message_ends(request: Request, length: int) -> list[int]:
     """Return the positions behind the messages of a prompt."""
     params = request.params
-    if request.message_ends is not None:
-        return [end for end in request.message_ends if end <= length]
     if not isinstance(params, SamplingParams):
         return []
+    if request.message_ends is not None:
+        return _behind_end_tokens(request, length)
     return message_ends(np.frombuffer(request.tokens, np.int32)[:length].copy(), params.eos_token_ids)
+
+
+def _behind_end_tokens(request: Request, length: int) -> list[int]:
+    """Return the positions that the renderer has named, behind the token that ends the message if one follows."""
+    tokens, end_tokens = request.tokens, request.sampling_params.eos_token_ids
+    return [end + (end < length and tokens[end] in end_tokens) for end in request.message_ends or () if end <= length]

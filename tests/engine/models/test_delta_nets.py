@@ -102,7 +102,7 @@ def test_tokens_do_not_depend_on_preemption(folder_of: FolderOf) -> None:
     ],
 )
 def test_tokens_do_not_depend_on_the_ranks(folder_of: FolderOf, case: str, parallel: dict[str, int]) -> None:
-    """Layers with the delta rule are whole on each rank of a stage."""
+    """Ranks of a stage have some of the heads each."""
     engine = Engine(folder_of(case), parallel=ParallelOptions(**parallel))
     try:
         assert together(engine, workload(SEED), SEED) == alone(folder_of(case))
