@@ -1,4 +1,7 @@
-"""Where the messages of a chat end in its prompt: a template is rendered once more, with a mark behind each content."""
+"""Where the messages of a chat end in its prompt, and where the prompt of the next turn will part from it.
+
+The template is rendered with a mark behind the text of each message, and with an answer and another question.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,11 @@ import numpy as np
 from quire.engine.client.protocol import TokenArray
 
 _MARK = "\ue000quire:end\ue000"
+_OTHER_TEXT = "\ue000quire:other\ue000"
+NEXT_TURN: tuple[dict[str, Any], ...] = (
+    {"role": "assistant", "content": _OTHER_TEXT},
+    {"role": "user", "content": _OTHER_TEXT},
+)
 
 
 def with_marks(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -37,6 +45,18 @@ def ends_in(marked: str, text: str) -> list[int] | None:
     if "".join(parts) != text:
         return None
     return list(itertools.accumulate(map(len, parts[:-1])))
+
+
+def common_beginning(text: str, other: str) -> int:
+    """Return how many characters two texts have in common at their beginning."""
+    low, high = 0, min(len(text), len(other))
+    while low < high:  # slices are compared faster than characters
+        middle = (low + high + 1) // 2
+        if text[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def token_ends(offsets: Sequence[tuple[int, int]], ends: Sequence[int]) -> TokenArray:

@@ -17,7 +17,7 @@ from quire.engine.client.protocol import TokenArray
 from quire.multimodal.errors import PromptError
 from quire.rendering.chat_template import ChatTemplate, load_templates
 from quire.rendering.control_texts import ControlTexts, TextGuard
-from quire.rendering.message_ends import ends_in, token_ends, with_marks
+from quire.rendering.message_ends import NEXT_TURN, common_beginning, ends_in, token_ends, with_marks
 from quire.rendering.messages import normalize, with_arguments
 from quire.rendering.picture_texts import PictureTexts
 from quire.rendering.pooling_prompts import (
@@ -39,7 +39,7 @@ _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"
 _MIN_CHARACTER_LIMIT = 1 << 20  # of texts that need not fit into the context; raised for longer contexts
 _MAX_BATCH_CHARACTERS = 1 << 26  # more than a body has: prompts and queries count for each input
 _END_OF_CONTENT = "\ue000quire:cut\ue000"  # inserted after the text of a message that is continued
-_LONG_RENDERING = 0.5  # seconds; a chat that takes longer is not rendered twice
+_LONG_RENDERING = 0.5  # seconds; a chat that takes longer is not rendered again
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ class PromptBuilder:
         final_text = _text_of(messages[-1]) if messages else ""
         variables = {**self._defaults, **_with_switches(conversation.variables)}
         finds_messages = self._finds_messages and guard is None and conversation.pictures is None
-        marked = with_marks(messages) if finds_messages else None
+        unchanged = [dict(message) for message in messages] if finds_messages else None
         begin = time.monotonic()
         text = self._render(template, conversation, messages, variables)
         if conversation.pictures is not None:
@@ -226,8 +226,8 @@ class PromptBuilder:
         self.check_length(text, job.max_tokens)
         if guard is None:
             ends = None
-            if marked is not None and time.monotonic() - begin < _LONG_RENDERING:
-                ends = self._message_ends(text, template, replace(conversation, messages=marked), variables)
+            if unchanged is not None and time.monotonic() - begin < _LONG_RENDERING:
+                ends = self._message_ends(text, template, replace(conversation, messages=unchanged), variables)
             prompt = self._encode(text, conversation.add_special_tokens, ends)
         else:
             prompt = self._encode_marked(text, guard, conversation.add_special_tokens)
@@ -292,13 +292,28 @@ class PromptBuilder:
     ) -> list[int] | None:
         """Return where messages end in the text of a prompt; None: that cannot be told.
 
-        `conversation`: its messages are normalized, and have marks.
+        The last one is where the next turn's prompt will part from it, if that is in front of the answer.
+
+        Args:
+            text: of the prompt.
+            template: has rendered it.
+            conversation: with normalized messages.
+            variables: of the template.
         """
+        messages = conversation.messages
         try:
-            marked = self._render(template, conversation, list(map(dict, conversation.messages)), variables)
+            marked = self._render(template, conversation, with_marks(messages), variables)
         except PromptError:  # a template that looks at the ends of texts
             return None
-        return ends_in(marked, text)
+        ends = ends_in(marked, text)
+        if ends is None or conversation.continue_final_message:
+            return ends
+        try:
+            turn = normalize(NEXT_TURN, as_parts=template.wants_parts)
+            following = self._render(template, conversation, [*map(dict, messages), *turn], variables)
+        except PromptError:  # a template that needs another order of roles
+            return ends
+        return sorted({*ends, common_beginning(text, following)})
 
     def _encode(self, text: str, add_special_tokens: bool, ends: Sequence[int] | None = None) -> Prompt:
         """Tokenize a text. `ends`: where messages end in it."""

@@ -49,9 +49,24 @@ def before_ends(folder: Path, template: str, messages: list[dict[str, Any]], **f
 def test_the_ends_of_texts(tmp_path: Path) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     pieces = before_ends(tmp_path, PLAIN, [SYSTEM, USER, ANSWER, USER], tools=tools)
-    assert pieces == ["Be brief.", f"{json.dumps(tools)}[INST] Hi", " [/INST] Hello.", "</s>[INST] Hi"]
-    assert before_ends(tmp_path, PLAIN, [USER, CALL, USER]) == ["[INST] Hi", " [/INST] </s>[INST] Hi"]
-    assert before_ends(tmp_path, PARTS, [SYSTEM, USER]) == ["<Be brief.", " \n><Hi"]
+    assert pieces == ["Be brief.", f"{json.dumps(tools)}[INST] Hi", " [/INST] Hello.", "</s>[INST] Hi", " [/INST]"]
+    assert before_ends(tmp_path, PLAIN, [USER, CALL, USER]) == ["[INST] Hi", " [/INST] </s>[INST] Hi", " [/INST]"]
+    assert before_ends(tmp_path, PARTS, [SYSTEM, USER]) == ["<Be brief.", " \n><Hi", ">"]
+
+
+def test_where_the_next_turn_parts(tmp_path: Path) -> None:
+    """Reasoning is written into answers behind the last question, and in front of the next one."""
+    template = (
+        "{% for m in messages %}<{{ m.role }}>"
+        "{% if m.reasoning and not loop.last and messages[-1].role == 'tool' %}({{ m.reasoning }}){% endif %}"
+        "{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>({% endif %}"
+    )
+    assert before_ends(tmp_path, template, [USER]) == ["<user>Hi", "<assistant>"]
+    called = {"role": "assistant", "content": "f()", "reasoning": "hm"}
+    pieces = before_ends(tmp_path, template, [USER, called, {"role": "tool", "content": "1"}])
+    assert pieces == ["<user>Hi", "<assistant>", "(hm)f()", "<tool>1"]
+    refusing = "{% if messages | length > 1 %}{{ raise_exception('one') }}{% endif %}{{ messages[0].content }}!"
+    assert before_ends(tmp_path, refusing, [USER]) == ["Hi"]
 
 
 def test_the_end_of_a_message_that_is_continued(tmp_path: Path) -> None:

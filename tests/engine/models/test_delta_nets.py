@@ -98,6 +98,7 @@ def test_tokens_do_not_depend_on_preemption(folder_of: FolderOf) -> None:
         ("qwen3_next", {"tensor_parallel_size": 2}),
         ("kimi_linear", {"pipeline_parallel_size": 2}),
         pytest.param("kimi_linear", {"tensor_parallel_size": 2}, marks=pytest.mark.slow),
+        ("olmo_hybrid", {"tensor_parallel_size": 2}),
         pytest.param("olmo_hybrid", {"pipeline_parallel_size": 2}, marks=pytest.mark.slow),
     ],
 )

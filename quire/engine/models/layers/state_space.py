@@ -16,7 +16,7 @@ from quire.engine.models.distributed.group import RankGroup
 from quire.engine.models.layers.inputs import StepStates
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import RMSNorm
-from quire.engine.models.layers.parallel import row_parallel
+from quire.engine.models.layers.parallel import normalize_over_ranks, row_parallel
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.specs.decoder import StackSpec
 from quire.engine.models.specs.state_space import ChannelStateSpace, GatedNorm, HeadStateSpace, ShortConvolution
@@ -195,9 +195,7 @@ class HeadStateSpaceLayer(nn.Module):
             return gated_rms_norm(y, gate, weight, spec.size // spec.groups, norm.eps, gate_first=norm.gate_first)
         factor = F.silu(gate.float())
         values = y.float() * factor if norm.gate_first else y.float()
-        # In float64, as torch's sums of one row and of several have other orders.
-        squares = self._group.all_reduce(values.double().square().sum(1, keepdim=True).float())
-        normed = values * torch.rsqrt(squares / (spec.size * spec.ranks) + norm.eps)
+        (normed,) = normalize_over_ranks([values], norm.eps, self._group)
         normed = normed.to(y.dtype).float() * weight.float()
         return (normed if norm.gate_first else normed * factor).to(y.dtype)
 

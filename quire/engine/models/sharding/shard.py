@@ -191,8 +191,8 @@ def _attention_problem(layer: Layer, size: int) -> str | None:
         return None
     if attn.kv_heads % size and size % attn.kv_heads:
         return f"{attn.kv_heads} KV heads"
-    if attn.qk_norm is QKNorm.ALL:
-        return "a norm of queries and keys over all heads"
+    if attn.qk_norm is QKNorm.ALL and attn.kv_heads % size:
+        return f"a norm of the keys of {attn.kv_heads} KV heads"
     return None if attn.relative_bias is None else "attention with a relative position bias"
 
 
