@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,12 +32,16 @@ def with_marks(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _marked(content: str | Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
-        text = content.rstrip()
-        return f"{text}{_MARK}{content[len(text) :]}" if text else content
+        return _with_mark(content)
     parts = [dict(part) for part in content]
     if parts and isinstance(text := parts[-1].get("text"), str):
-        parts[-1]["text"] = _marked(text)
+        parts[-1]["text"] = _with_mark(text)
     return parts
+
+
+def _with_mark(content: str) -> str:
+    text = content.rstrip()
+    return f"{text}{_MARK}{content[len(text) :]}" if text else content
 
 
 def ends_in(marked: str, text: str) -> list[int] | None:
@@ -59,11 +64,24 @@ def common_beginning(text: str, other: str) -> int:
     return low
 
 
-def token_ends(offsets: Sequence[tuple[int, int]], ends: Sequence[int]) -> TokenArray:
-    """Return how many tokens of a prompt lie before positions of its text, in ascending order and each once.
+@dataclass(frozen=True, slots=True)
+class MessageEnds:
+    """Positions in the text of a prompt.
 
-    `offsets`: where the characters of each token begin and end; (0, 0) of those that are not in the text.
+    Attributes:
+        messages: behind its messages, in ascending order.
+        next_turn: where the prompt of the next turn will part from it; 0: unknown.
     """
-    behind = np.maximum.accumulate(np.array([end for _, end in offsets], np.int64))
-    counts = np.searchsorted(behind, np.array(ends, np.int64), side="right")
-    return np.unique(counts[counts > 0]).astype(np.int32)
+
+    messages: Sequence[int]
+    next_turn: int = 0
+
+    def in_tokens(self, offsets: Sequence[tuple[int, int]]) -> tuple[TokenArray, int]:
+        """Return how many tokens of the prompt lie before these positions; of messages each number once.
+
+        `offsets`: where the characters of each token begin and end; (0, 0) of those that are not in the text.
+        """
+        behind = np.maximum.accumulate(np.array([end for _, end in offsets], np.int64))
+        counts = np.searchsorted(behind, np.array([*self.messages, self.next_turn], np.int64), side="right")
+        messages = counts[:-1]
+        return np.unique(messages[messages > 0]).astype(np.int32), int(counts[-1]) if self.next_turn else 0

@@ -17,7 +17,7 @@ from quire.engine.client.protocol import TokenArray
 from quire.multimodal.errors import PromptError
 from quire.rendering.chat_template import ChatTemplate, load_templates
 from quire.rendering.control_texts import ControlTexts, TextGuard
-from quire.rendering.message_ends import NEXT_TURN, common_beginning, ends_in, token_ends, with_marks
+from quire.rendering.message_ends import NEXT_TURN, MessageEnds, common_beginning, ends_in, with_marks
 from quire.rendering.messages import normalize, with_arguments
 from quire.rendering.picture_texts import PictureTexts
 from quire.rendering.pooling_prompts import (
@@ -48,12 +48,13 @@ class Prompt:
 
     Attributes:
         text: None if the client sent token ids.
-        message_ends: see `RequestFields`.
+        message_ends, next_turn: see `RequestFields`.
     """
 
     token_ids: TokenArray
     text: str | None = None
     message_ends: TokenArray | None = None
+    next_turn: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,10 +290,8 @@ class PromptBuilder:
 
     def _message_ends(
         self, text: str, template: ChatTemplate, conversation: Conversation, variables: Mapping[str, Any]
-    ) -> list[int] | None:
+    ) -> MessageEnds | None:
         """Return where messages end in the text of a prompt; None: that cannot be told.
-
-        The last one is where the next turn's prompt will part from it, if that is in front of the answer.
 
         Args:
             text: of the prompt.
@@ -306,22 +305,24 @@ class PromptBuilder:
         except PromptError:  # a template that looks at the ends of texts
             return None
         ends = ends_in(marked, text)
-        if ends is None or conversation.continue_final_message:
-            return ends
+        if not ends:
+            return None
+        if conversation.continue_final_message:
+            return MessageEnds(ends)
         try:
             turn = normalize(NEXT_TURN, as_parts=template.wants_parts)
             following = self._render(template, conversation, [*map(dict, messages), *turn], variables)
         except PromptError:  # a template that needs another order of roles
-            return ends
-        return sorted({*ends, common_beginning(text, following)})
+            return MessageEnds(ends)
+        return MessageEnds(ends, common_beginning(text, following))
 
-    def _encode(self, text: str, add_special_tokens: bool, ends: Sequence[int] | None = None) -> Prompt:
+    def _encode(self, text: str, add_special_tokens: bool, ends: MessageEnds | None = None) -> Prompt:
         """Tokenize a text. `ends`: where messages end in it."""
         _check_characters(text)
-        if not ends:
+        if ends is None:
             return Prompt(token_array(self._tokenizer.encode(text, add_special_tokens=add_special_tokens)), text)
         ids, offsets = self._tokenizer.encode_with_offsets(text, add_special_tokens=add_special_tokens)
-        return Prompt(token_array(ids), text, token_ends(offsets, ends))
+        return Prompt(token_array(ids), text, *ends.in_tokens(offsets))
 
     def _encode_marked(self, text: str, guard: TextGuard, add_special_tokens: bool) -> Prompt:
         """The tokens of a text but those of its marks."""

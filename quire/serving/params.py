@@ -126,6 +126,7 @@ class SequencePlan:
                 remote=self.transfer.remote,
                 flow=self.transfer.flow,
                 message_ends=prompt.message_ends,
+                next_turn=prompt.next_turn,
             )
             for index in range(self.n)
         ]

@@ -39,7 +39,7 @@ def before_ends(folder: Path, template: str, messages: list[dict[str, Any]], **f
     assert plain.prompt.message_ends is None
     if rendered.message_ends is None:
         return None
-    ends = [0, *rendered.message_ends.tolist()]
+    ends = sorted({0, *rendered.message_ends.tolist(), rendered.next_turn})
     return [
         tokenizer.decode(rendered.token_ids[begin:end].tolist(), skip_special_tokens=False)
         for begin, end in itertools.pairwise(ends)

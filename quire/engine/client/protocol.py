@@ -135,6 +135,7 @@ class RequestFields(msgspec.Struct, frozen=True, kw_only=True):
         remote: blocks of its prompt in another engine, which are read instead of computed.
         message_ends: int32, positions in the prompt behind which its messages end, in ascending order, for snapshots of
             states; None: unknown.
+        next_turn: position at which the prompt of a chat's next turn is expected to part from this one; 0: unknown.
         second_text_start: index of the first token of the second text of a pair; of requests that pool.
         second_text_end: index of the first token behind it; None: the end of the prompt.
     """
@@ -147,6 +148,7 @@ class RequestFields(msgspec.Struct, frozen=True, kw_only=True):
     is_held: bool = False
     remote: RemoteBlocks | None = None
     message_ends: TokenArray | None = None
+    next_turn: int = 0
     second_text_start: int | None = None
     second_text_end: int | None = None
 

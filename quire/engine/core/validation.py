@@ -75,6 +75,8 @@ def _invalid_length(tokens: int, max_len: int) -> str | None:
 
 def _invalid_message_ends(message: AddRequest) -> str | None:
     ends = message.message_ends
+    if not 0 <= message.next_turn <= len(message.prompt):
+        return f"next_turn must be from 0 to {len(message.prompt)}, not {message.next_turn}"
     if ends is None or not len(ends):
         return None
     if (

@@ -170,6 +170,7 @@ class Scheduler:
             is_held=message.is_held,
             remote=message.remote,
             message_ends=None if message.message_ends is None else message.message_ends.tolist(),
+            next_turn=message.next_turn,
         )
         if self.limits.encoder_cache_size:
             # As for prefixes: without a hasher nothing is shared.

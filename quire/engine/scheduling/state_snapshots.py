@@ -111,7 +111,8 @@ class StateSnapshots:
             hashes = request.block_hashes(self._size, self._hasher)
             parted = self._seen.longest(hashes) * self._size
             ends = _message_ends(request, length)
-            positions = choose_borders(length, computed, self._size, ends, (parted,) if parted > computed else ())
+            parting = [position for position in (parted, request.next_turn) if position > computed]
+            positions = choose_borders(length, computed, self._size, ends, parting)
         self._borders[request.id] = _Borders(request.root_hash, length, computed, positions)
 
     def is_awaited(self, request: Request) -> bool:

@@ -41,7 +41,9 @@ class Trace:
     def words(self, count: int) -> list[int]:
         return [self._random.randrange(100) for _ in range(count)]
 
-    def send(self, prompt: Sequence[int], answer: Sequence[int], ends: Sequence[int] | None = None) -> None:
+    def send(
+        self, prompt: Sequence[int], answer: Sequence[int], ends: Sequence[int] | None = None, next_turn: int = 0
+    ) -> None:
         """Send a prompt, and sample the answer. `ends`: where messages end; None: behind END."""
         tokens = np.array(prompt, np.int32)
         shared = max((_common(tokens, other) for other in self._before), default=0)
@@ -49,7 +51,7 @@ class Trace:
         self._before.append(np.array([*prompt, *answer[:-1]], np.int32))
         params = SamplingParams(max_tokens=len(answer), eos_token_ids=(END,))
         message_ends = None if ends is None else np.array(ends, np.int32)
-        self.scheduler.add(AddRequest("r", tokens, params, message_ends=message_ends))
+        self.scheduler.add(AddRequest("r", tokens, params, message_ends=message_ends, next_turn=next_turn))
         left = list(reversed(answer))
         while self.scheduler.has_work:
             plan = self.scheduler.schedule()
@@ -120,10 +122,11 @@ def test_messages_end_where_the_renderer_says() -> None:
     system, tools = trace.words(4000), [trace.words(300) for _ in range(3)]
     for index, text in enumerate(tools):
         prompt = [*system, *text, *trace.words(120)]
-        trace.send([*prompt, *ASSISTANT], [103, *trace.words(200)], [4000, len(prompt)])
+        trace.send([*prompt, *ASSISTANT], [103, *trace.words(200)], [4000, len(prompt)], len(prompt) + 2)
         assert trace.lost == {}, f"agent {index}"
         trace.send([*prompt, *ASSISTANT, *trace.words(40)], [END], [4000, len(prompt), len(prompt) + 42])
     trace.check_ratio("3 agents")
+    assert "template_changed" not in trace.lost
     assert trace.lost.get("no_snapshot", 0) < 3 * 32
 
 
