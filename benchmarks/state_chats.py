@@ -188,11 +188,14 @@ def run_trace(
 
 
 def compare(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Return the figures of each trace at each server."""
-    rows = []
+    """Return the figures of each trace at each server; those that the file has are not measured again."""
+    rows = json.loads(options.out.read_text(encoding="utf-8"))["rows"] if options.out.exists() else []
+    measured = {(row["server"], row["trace"]) for row in rows}
     port = options.port
     for label, command in (text.split("=", 1) for text in options.servers):
         for name, trace in TRACES.items():
+            if (label, name) in measured:
+                continue
             log = options.out.with_suffix(f".{label}.log")
             with Server(command, port, log, model=options.model, name=NAME) as server:
                 row: dict[str, Any] = {"server": label, "trace": name}
@@ -204,8 +207,15 @@ def compare(options: argparse.Namespace, say: Callable[[str], None]) -> list[dic
                     row["error"] = str(error)
             say(str(row))
             rows.append(row)
+            write_report(options, {"rows": rows})
             port += 1
     return rows
+
+
+def write_report(options: argparse.Namespace, figures: dict[str, Any]) -> None:
+    """Write what was measured so far."""
+    head = {"date": date.today().isoformat(), "model": options.model.name, "max_tokens": options.max_tokens}
+    options.out.write_text(json.dumps(head | figures, indent=1) + "\n", encoding="utf-8")
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -289,15 +299,12 @@ def main() -> None:
     def say(line: str) -> None:
         print(line, flush=True)
 
-    report: dict[str, Any] = {"date": date.today().isoformat(), "model": options.model.name}
-    report["max_tokens"] = options.max_tokens
     if options.budget is None:
-        report["rows"] = compare(options, say)
-        print(table(report["rows"]))
+        print(table(compare(options, say)))
     else:
-        report |= crowd(options, say)
-        print(json.dumps(report, indent=1))
-    options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        figures = crowd(options, say)
+        print(json.dumps(figures, indent=1))
+        write_report(options, figures)
 
 
 if __name__ == "__main__":
