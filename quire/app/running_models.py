@@ -103,6 +103,7 @@ def front_end_of(
         ChatOptions.of(settings),
         info.max_model_len,
         media_tokens=info.media_tokens,
+        finds_messages=info.saves_states,
         max_queued=engine.capacity,
         share=settings.max_client_share,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -16,6 +17,7 @@ from quire.engine.client.protocol import TokenArray
 from quire.multimodal.errors import PromptError
 from quire.rendering.chat_template import ChatTemplate, load_templates
 from quire.rendering.control_texts import ControlTexts, TextGuard
+from quire.rendering.message_ends import NEXT_TURN, MessageEnds, common_beginning, ends_in, with_marks
 from quire.rendering.messages import normalize, with_arguments
 from quire.rendering.picture_texts import PictureTexts
 from quire.rendering.pooling_prompts import (
@@ -37,14 +39,22 @@ _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"
 _MIN_CHARACTER_LIMIT = 1 << 20  # of texts that need not fit into the context; raised for longer contexts
 _MAX_BATCH_CHARACTERS = 1 << 26  # more than a body has: prompts and queries count for each input
 _END_OF_CONTENT = "\ue000quire:cut\ue000"  # inserted after the text of a message that is continued
+_LONG_RENDERING = 0.5  # seconds; a chat that takes longer is not rendered again
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids of a prompt, and its text, which is None if the client sent token ids."""
+    """Token ids of a prompt.
+
+    Attributes:
+        text: None if the client sent token ids.
+        message_ends, next_turn: see `RequestFields`.
+    """
 
     token_ids: TokenArray
     text: str | None = None
+    message_ends: TokenArray | None = None
+    next_turn: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +136,8 @@ class PromptBuilder:
         options: ChatOptions,
         max_model_len: int,
         media_tokens: frozenset[str] = frozenset(),
+        *,
+        finds_messages: bool = False,
     ) -> None:
         """Read the model's chat templates.
 
@@ -135,6 +147,7 @@ class PromptBuilder:
             options: the operator's template and its variables.
             max_model_len: context length in tokens.
             media_tokens: texts of the tokens that stand for media.
+            finds_messages: look for the ends of messages in prompts.
 
         Raises:
             PromptError: --chat-template is not a valid template.
@@ -142,6 +155,7 @@ class PromptBuilder:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._media_tokens = media_tokens
+        self._finds_messages = finds_messages
         self._defaults = _with_switches(options.default_chat_template_kwargs)
         self.sources = load_templates(folder, tokenizer.config)
         if options.chat_template is not None:
@@ -204,12 +218,18 @@ class PromptBuilder:
         )
         final_text = _text_of(messages[-1]) if messages else ""
         variables = {**self._defaults, **_with_switches(conversation.variables)}
+        finds_messages = self._finds_messages and guard is None and conversation.pictures is None
+        unchanged = [dict(message) for message in messages] if finds_messages else None
+        begin = time.monotonic()
         text = self._render(template, conversation, messages, variables)
         if conversation.pictures is not None:
             text = conversation.pictures.put_into(text)
         self.check_length(text, job.max_tokens)
         if guard is None:
-            prompt = self._encode(text, conversation.add_special_tokens)
+            ends = None
+            if unchanged is not None and time.monotonic() - begin < _LONG_RENDERING:
+                ends = self._message_ends(text, template, replace(conversation, messages=unchanged), variables)
+            prompt = self._encode(text, conversation.add_special_tokens, ends)
         else:
             prompt = self._encode_marked(text, guard, conversation.add_special_tokens)
             final_text = guard.unmarked(final_text)
@@ -268,10 +288,41 @@ class PromptBuilder:
             ControlTexts.of(self._media_tokens),
         )
 
-    def _encode(self, text: str, add_special_tokens: bool) -> Prompt:
+    def _message_ends(
+        self, text: str, template: ChatTemplate, conversation: Conversation, variables: Mapping[str, Any]
+    ) -> MessageEnds | None:
+        """Return where messages end in the text of a prompt; None: that cannot be told.
+
+        Args:
+            text: of the prompt.
+            template: has rendered it.
+            conversation: with normalized messages.
+            variables: of the template.
+        """
+        messages = conversation.messages
+        try:
+            marked = self._render(template, conversation, with_marks(messages), variables)
+        except PromptError:  # a template that looks at the ends of texts
+            return None
+        ends = ends_in(marked, text)
+        if not ends:
+            return None
+        if conversation.continue_final_message:
+            return MessageEnds(ends)
+        try:
+            turn = normalize(NEXT_TURN, as_parts=template.wants_parts)
+            following = self._render(template, conversation, [*map(dict, messages), *turn], variables)
+        except PromptError:  # a template that needs another order of roles
+            return MessageEnds(ends)
+        return MessageEnds(ends, common_beginning(text, following))
+
+    def _encode(self, text: str, add_special_tokens: bool, ends: MessageEnds | None = None) -> Prompt:
+        """Tokenize a text. `ends`: where messages end in it."""
         _check_characters(text)
-        ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return Prompt(token_array(ids), text)
+        if ends is None:
+            return Prompt(token_array(self._tokenizer.encode(text, add_special_tokens=add_special_tokens)), text)
+        ids, offsets = self._tokenizer.encode_with_offsets(text, add_special_tokens=add_special_tokens)
+        return Prompt(token_array(ids), text, *ends.in_tokens(offsets))
 
     def _encode_marked(self, text: str, guard: TextGuard, add_special_tokens: bool) -> Prompt:
         """The tokens of a text but those of its marks."""
@@ -370,6 +421,7 @@ def worker(
     options: ChatOptions,
     max_model_len: int,
     media_tokens: frozenset[str] = frozenset(),
+    finds_messages: bool = False,
 ) -> Callable[[Job], Prompt | RenderedChat | list[PoolingPrompt]]:
     """Make the function that runs the jobs of a worker process.
 
@@ -378,9 +430,10 @@ def worker(
         backend: the model's tokenizer; None if it is a file in the directory.
         options: options of `PromptBuilder`.
         max_model_len: context length in tokens.
-        media_tokens: as in `PromptBuilder`.
+        media_tokens, finds_messages: as in `PromptBuilder`.
     """
-    builder = PromptBuilder(folder, Tokenizer.load(folder, backend), options, max_model_len, media_tokens)
+    tokenizer = Tokenizer.load(folder, backend)
+    builder = PromptBuilder(folder, tokenizer, options, max_model_len, media_tokens, finds_messages=finds_messages)
 
     def do(job: Job) -> Prompt | RenderedChat | list[PoolingPrompt]:
         match job:

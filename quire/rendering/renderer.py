@@ -45,6 +45,7 @@ class Renderer:
         max_model_len: int,
         *,
         media_tokens: frozenset[str] = frozenset(),
+        finds_messages: bool = False,
         max_queued: int = 1024,
         share: float = 1.0,
         limits: WorkerLimits = _LIMITS,
@@ -58,6 +59,7 @@ class Renderer:
             max_model_len: context length in tokens.
             media_tokens: texts of the tokens that stand for media: in texts of users they are texts. Beside media, so
                 are those of all special tokens, but in messages of an assistant.
+            finds_messages: tell the engine where messages end.
             max_queued: jobs that may wait for the threads, and for the processes.
             share: the largest part of these for one tenant; see `Shares`.
             limits: limits of a job in a process.
@@ -68,11 +70,13 @@ class Renderer:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
         self._limits = limits
-        self._builder = PromptBuilder(folder, tokenizer, options, max_model_len, media_tokens)
+        self._builder = PromptBuilder(
+            folder, tokenizer, options, max_model_len, media_tokens, finds_messages=finds_messages
+        )
         # With two threads, one long prompt does not delay all others.
         self._threads = FairThreads("render", size=2, max_queued=max_queued, share=share)
         backend = None if tokenizer.in_file else tokenizer.backend
-        arguments = (folder, backend, ChatOptions.of(options), max_model_len, media_tokens)
+        arguments = (folder, backend, ChatOptions.of(options), max_model_len, media_tokens, finds_messages)
         self._processes = WorkerPool(
             "render",
             "quire.rendering.prompts:worker",

@@ -91,6 +91,11 @@ class Tokenizer:
         # `encode` would hold the GIL; a batch of one does not.
         return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
+    def encode_with_offsets(self, text: str, *, add_special_tokens: bool) -> tuple[list[int], list[tuple[int, int]]]:
+        """Tokenize a text; return the tokens, and where the characters of each begin and end."""
+        encoding = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        return encoding.ids, encoding.offsets
+
     def encode_without(self, text: str, character: str, *, add_special_tokens: bool) -> list[int]:
         """Tokenize a text, and leave out the tokens of a character, which keeps others apart."""
         encoding = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]

@@ -125,6 +125,8 @@ class SequencePlan:
                 is_held=self.transfer.is_held,
                 remote=self.transfer.remote,
                 flow=self.transfer.flow,
+                message_ends=prompt.message_ends,
+                next_turn=prompt.next_turn,
             )
             for index in range(self.n)
         ]

@@ -210,6 +210,7 @@ class _Built:
     cache_limit: str = ""
     kv_events: KVEventSource | None = None
     kv_transfer: KVTransferInfo | None = None
+    saves_states: bool = False
 
 
 def _build_core(
@@ -256,6 +257,7 @@ def _build_core(
         weight_format=_weight_format(config),
         cache_dtype=built.cache_dtype,
         cache_limit=built.cache_limit,
+        saves_states=built.saves_states,
         kv_events=built.kv_events,
         kv_transfer=built.kv_transfer,
     )
@@ -505,6 +507,7 @@ def _build_decoder(
         _cache_limit(options, num_blocks, needed, available),
         None if events is None else events.source,
         None if transfer is None else transfer.info,
+        saves_states=snapshots is not None,
     )
 
 

@@ -163,6 +163,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
         weight_format: how its weights are quantized, and who said so; empty if they are not.
         cache_dtype: data type of the KV cache; empty without one.
         cache_limit: what the size of the KV cache follows from, such as a setting.
+        saves_states: states of sequences are saved for its prefix cache, best where messages end.
         kv_events: where the events of its prefix cache are published; None: nowhere.
         kv_transfer: whether KV blocks are sent to other engines and read from them; None: they are not.
     """
@@ -184,6 +185,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     weight_format: str = ""
     cache_dtype: str = ""
     cache_limit: str = ""
+    saves_states: bool = False
     kv_events: KVEventSource | None = None
     kv_transfer: KVTransferInfo | None = None
 

@@ -133,6 +133,9 @@ class RequestFields(msgspec.Struct, frozen=True, kw_only=True):
         flow: fair-queueing key; flows get equal engine time, and equal parts of what is kept for other engines.
         is_held: the blocks of its prompt are kept for another engine when it ends.
         remote: blocks of its prompt in another engine, which are read instead of computed.
+        message_ends: int32, positions in the prompt behind which its messages end, in ascending order, for snapshots of
+            states; None: unknown.
+        next_turn: position at which the prompt of a chat's next turn is expected to part from this one; 0: unknown.
         second_text_start: index of the first token of the second text of a pair; of requests that pool.
         second_text_end: index of the first token behind it; None: the end of the prompt.
     """
@@ -144,6 +147,8 @@ class RequestFields(msgspec.Struct, frozen=True, kw_only=True):
     flow: str = ""
     is_held: bool = False
     remote: RemoteBlocks | None = None
+    message_ends: TokenArray | None = None
+    next_turn: int = 0
     second_text_start: int | None = None
     second_text_end: int | None = None
 

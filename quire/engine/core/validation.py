@@ -37,7 +37,7 @@ def invalid_reason(message: AddRequest, kind: ModelKind, *, vocab_size: int, max
         len(message.prompt), max_model_len - 1 if generates else max_model_len
     )
     reason = reason or invalid_items(message.items, len(message.prompt), kind, max_model_len)
-    reason = reason or _invalid_open(message)
+    reason = reason or _invalid_open(message) or _invalid_message_ends(message)
     if isinstance(kind, Generates) and kind.longest_prompt is not None:
         reason = reason or _invalid_prefix(message, kind.longest_prompt)
     if isinstance(kind, DelayedStreamsInfo):
@@ -71,6 +71,23 @@ def _invalid_length(tokens: int, max_len: int) -> str | None:
     if not tokens:
         return "the prompt must be a non-empty list of token ids"
     return None if tokens <= max_len else f"the prompt has {tokens} tokens, but the context allows at most {max_len}"
+
+
+def _invalid_message_ends(message: AddRequest) -> str | None:
+    ends = message.message_ends
+    if not 0 <= message.next_turn <= len(message.prompt):
+        return f"next_turn must be from 0 to {len(message.prompt)}, not {message.next_turn}"
+    if ends is None or not len(ends):
+        return None
+    if (
+        ends.ndim != 1
+        or ends.dtype.kind != "i"
+        or ends[0] < 1
+        or ends[-1] > len(message.prompt)
+        or any(ends[1:] <= ends[:-1])
+    ):
+        return f"message_ends must be integers in ascending order from 1 to {len(message.prompt)}"
+    return None
 
 
 def _invalid_ctc(message: AddRequest, speech: Transcribes) -> str | None:

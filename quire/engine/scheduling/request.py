@@ -112,6 +112,9 @@ class Request:
         flow: see `RequestFields`.
         is_held: its blocks are kept for a decoder when it ends.
         remote: blocks of its prompt in another engine, which are not read yet; None: there are none.
+        message_ends, next_turn: see `RequestFields`.
+        awaited: hash of the block behind which another request in the batch was to save its states when this one had to
+            wait for them; None: it has not waited since it last left the batch.
     """
 
     id: str
@@ -159,6 +162,9 @@ class Request:
     flow: str = ""
     is_held: bool = False
     remote: RemoteBlocks | None = None
+    message_ends: list[int] | None = None
+    next_turn: int = 0
+    awaited: BlockHash | None = None
     generates: bool = field(init=False)
     wants_prompt_logprobs: bool = field(init=False)
 

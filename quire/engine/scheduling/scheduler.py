@@ -43,6 +43,7 @@ from quire.engine.scheduling.tier_blocks import BlockTier, LoadRule
 from quire.engine.scheduling.waiting import WaitingQueue
 
 _SORT_KEY = attrgetter("sort_key")
+_MOST_PASSED = 64  # requests that wait for states of others, and that others pass in a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +169,8 @@ class Scheduler:
             flow=message.flow,
             is_held=message.is_held,
             remote=message.remote,
+            message_ends=None if message.message_ends is None else message.message_ends.tolist(),
+            next_turn=message.next_turn,
         )
         if self.limits.encoder_cache_size:
             # As for prefixes: without a hasher nothing is shared.
@@ -506,23 +509,32 @@ class Scheduler:
 
     def _schedule_waiting(self, plan: StepPlan, scheduled: list[Request], budget: int, most: int | None = None) -> None:
         """Let waiting requests enter the batch. `most`: so many; None: all that fit, but none that is to be alone."""
+        self._enter_batch(plan, scheduled, budget, most)
+        self._waiting.restore()
+
+    def _enter_batch(self, plan: StepPlan, scheduled: list[Request], budget: int, most: int | None) -> None:
         is_alone = most is not None
         encoded = self.limits.encoder_compute_budget  # positions that this step may still encode
         most = most or self._shares.share(min(len(self._requests), self.limits.max_num_seqs))
         while budget > 0 and len(scheduled) < most and (request := self._waiting.first()):
             if request.alone_until and not is_alone:
                 return
-            taken = len(self._running) + self._num_loading
+            taken = len(self._running) + self._num_loading + self._waiting.num_aside
             if taken >= self.limits.max_num_seqs and not self._preempt_idle():
                 return
             if request.steps_in_flight:
                 return  # preempted; a step in flight still appends to its tokens
             if self.limits.rope_switch is not None:
                 request.choose_rope(self.limits.rope_switch, self._hasher)
-            prefix = self._tables.match(request)
-            computed = prefix.count * self.pool.block_size
-            if self._snapshots is not None and not is_alone and self._snapshots.is_coming(request, computed):
-                return  # it would compute again what a sequence in the batch computes
+            snapshots = None if is_alone else self._snapshots
+            prefix = None if snapshots is not None and snapshots.is_awaited(request) else self._tables.match(request)
+            computed = 0 if prefix is None else prefix.count * self.pool.block_size
+            if prefix is None or (snapshots is not None and snapshots.is_coming(request, computed)):
+                # It would compute again what a sequence in the batch computes.
+                self._waiting.set_aside()
+                if self._waiting.num_aside == _MOST_PASSED:
+                    return
+                continue
             left = len(request.tokens) - request.held_back - computed
             if self.loads is not None and not request.held_back:
                 beginning = self.loads.begin(request, prefix)

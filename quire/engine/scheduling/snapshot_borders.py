@@ -45,7 +45,7 @@ def choose_borders(
         computed: those that are cached; there is a snapshot behind them, if there are any.
         block_size: tokens of a block.
         ends: positions behind its messages.
-        parted: positions at which it differs from prompts before it, best first.
+        parted: positions at which it differs from prompts before it, or a later one is expected to; best first.
     """
     last = (length - 1) // block_size * block_size  # a token has to be left to compute
     least = max(_LEAST, block_size)

@@ -111,19 +111,29 @@ class StateSnapshots:
             hashes = request.block_hashes(self._size, self._hasher)
             parted = self._seen.longest(hashes) * self._size
             ends = _message_ends(request, length)
-            positions = choose_borders(length, computed, self._size, ends, (parted,) if parted > computed else ())
+            parting = [position for position in (parted, request.next_turn) if position > computed]
+            positions = choose_borders(length, computed, self._size, ends, parting)
         self._borders[request.id] = _Borders(request.root_hash, length, computed, positions)
+
+    def is_awaited(self, request: Request) -> bool:
+        """Return whether a request that had to wait for states of another still has to."""
+        return request.awaited is not None and request.awaited in self._coming
 
     def is_coming(self, request: Request, computed: int) -> bool:
         """Return whether a request in the batch will soon save states with which a waiting one could begin.
 
-        `computed`: tokens behind which the waiting one can begin now.
+        A request waits for one snapshot, the longest: not for those of requests that have passed it meanwhile.
+
+        Args:
+            request: waits.
+            computed: tokens behind which it can begin now.
         """
-        if not self._coming:
-            return False
+        if not self._coming or request.awaited is not None:
+            return self.is_awaited(request)
         longest = request.max_cached_tokens // self._size
         hashes = request.block_hashes(self._size, self._hasher)[computed // self._size : longest]
-        return any(key in self._coming for key in hashes)
+        request.awaited = next((key for key in reversed(hashes) if key in self._coming), None)
+        return request.awaited is not None
 
     def enter(self, request: Request, blocks: int, *, is_first: bool, was_cached: int) -> int | None:
         """Return the place of the states that a request begins with; None: it begins with its first token.
@@ -139,6 +149,7 @@ class StateSnapshots:
             self._count_lost(request, hashes, blocks, was_cached)
         self._seen.add(hashes)
         self._last.pop(request.id, None)
+        request.awaited = None
         if (borders := self._borders.get(request.id)) is not None and request.is_shared:
             borders.coming = {position: hashes[position // self._size - 1] for position in borders.positions}
             self._coming.update(borders.coming.values())
@@ -282,4 +293,12 @@ def _message_ends(request: Request, length: int) -> list[int]:
     params = request.params
     if not isinstance(params, SamplingParams):
         return []
+    if request.message_ends is not None:
+        return _behind_end_tokens(request, length)
     return message_ends(np.frombuffer(request.tokens, np.int32)[:length].copy(), params.eos_token_ids)
+
+
+def _behind_end_tokens(request: Request, length: int) -> list[int]:
+    """Return the positions that the renderer has named, behind the token that ends the message if one follows."""
+    tokens, end_tokens = request.tokens, request.sampling_params.eos_token_ids
+    return [end + (end < length and tokens[end] in end_tokens) for end in request.message_ends or () if end <= length]

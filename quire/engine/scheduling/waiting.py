@@ -20,6 +20,7 @@ class WaitingQueue:
         self._by_priority = by_priority
         self._fair = FairClock() if fair else None
         self._heap: list[tuple[tuple[int, ...], Request]] = []
+        self._aside: list[Request] = []
         self._arrivals = itertools.count()
 
     def __len__(self) -> int:
@@ -50,10 +51,25 @@ class WaitingQueue:
         _, request = heapq.heappop(self._heap)
         if self._fair is not None:
             self._fair.advance(request.start)
-            if self._heap:
+            if self._heap or self._aside:
                 self._fair.forget_idle()
             else:
                 self._fair.end_busy_period()
+
+    @property
+    def num_aside(self) -> int:
+        """Requests that were set aside."""
+        return len(self._aside)
+
+    def set_aside(self) -> None:
+        """Let others pass the first request, until `restore`."""
+        self._aside.append(heapq.heappop(self._heap)[1])
+
+    def restore(self) -> None:
+        """Put back those that were set aside."""
+        for request in self._aside:
+            self.push(request)
+        self._aside.clear()
 
     def compact(self, live: int) -> None:
         """Remove requests that have left, once they are half of the entries: so amortised O(1) each.

@@ -102,14 +102,24 @@ def test_tokens_do_not_depend_on_preemption(folders: dict[str, Path], case: str)
 
 @pytest.mark.parametrize(
     ("case", "parallel"),
-    covering(
-        [case for case in KINDS if case != "falcon_h1"], [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}]
-    ),
+    covering(KINDS, [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}]),
 )
 def test_tokens_do_not_depend_on_the_ranks(folders: dict[str, Path], case: str, parallel: dict[str, int]) -> None:
     engine = Engine(folders[case], parallel=ParallelOptions(**parallel))
     try:
         assert together(engine, workload(SEED), SEED) == alone(folders[case])
+    finally:
+        engine.core.close()
+
+
+def test_heads_of_one_group_are_divided_among_ranks(tmp_path: Path) -> None:
+    """The ranks have a part of the states each, and normalize their elements together."""
+    folder = save_model(make_model("granitemoehybrid-dense", num_hidden_layers=2, mamba_n_groups=1), tmp_path)
+    whole, engine = Engine(folder), Engine(folder, parallel=ParallelOptions(tensor_parallel_size=2))
+    try:
+        assert together(engine, workload(SEED), SEED) == alone(folder)
+        part, states = (tested.runner._states.slots.memory.shape[1] for tested in (engine, whole))
+        assert part < 0.6 * states
     finally:
         engine.core.close()
 
@@ -149,13 +159,6 @@ def test_decode_steps_are_replayed(tmp_path: Path, case: str, monkeypatch: pytes
     assert steps.graphs
     monkeypatch.setattr(StepGraphs, "logits", lambda self, *args: self._eager.logits(*args))
     assert tokens()[0] == replayed
-
-
-def test_state_spaces_beside_attention_are_not_divided_among_ranks(folders: dict[str, Path]) -> None:
-    with pytest.raises(
-        UnsupportedModel, match=r"attention beside a recurrence cannot .* --tensor-parallel-size must be 1"
-    ):
-        Engine(folders["falcon_h1"], parallel=ParallelOptions(tensor_parallel_size=2))
 
 
 @pytest.mark.parametrize(

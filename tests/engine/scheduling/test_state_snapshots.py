@@ -41,13 +41,17 @@ class Trace:
     def words(self, count: int) -> list[int]:
         return [self._random.randrange(100) for _ in range(count)]
 
-    def send(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
+    def send(
+        self, prompt: Sequence[int], answer: Sequence[int], ends: Sequence[int] | None = None, next_turn: int = 0
+    ) -> None:
+        """Send a prompt, and sample the answer. `ends`: where messages end; None: behind END."""
         tokens = np.array(prompt, np.int32)
         shared = max((_common(tokens, other) for other in self._before), default=0)
         self.least += len(prompt) - min(shared, len(prompt) - 1)
         self._before.append(np.array([*prompt, *answer[:-1]], np.int32))
         params = SamplingParams(max_tokens=len(answer), eos_token_ids=(END,))
-        self.scheduler.add(AddRequest("r", tokens, params))
+        message_ends = None if ends is None else np.array(ends, np.int32)
+        self.scheduler.add(AddRequest("r", tokens, params, message_ends=message_ends, next_turn=next_turn))
         left = list(reversed(answer))
         while self.scheduler.has_work:
             plan = self.scheduler.schedule()
@@ -112,6 +116,20 @@ def test_an_edit_in_the_middle_of_a_chat() -> None:
     trace.check_ratio("an edit in the middle")
 
 
+def test_messages_end_where_the_renderer_says() -> None:
+    """Neither the system prompt nor the user's message ends with a token that ends answers."""
+    trace = Trace()
+    system, tools = trace.words(4000), [trace.words(300) for _ in range(3)]
+    for index, text in enumerate(tools):
+        prompt = [*system, *text, *trace.words(120)]
+        trace.send([*prompt, *ASSISTANT], [103, *trace.words(200)], [4000, len(prompt)], len(prompt) + 2)
+        assert trace.lost == {}, f"agent {index}"
+        trace.send([*prompt, *ASSISTANT, *trace.words(40)], [END], [4000, len(prompt), len(prompt) + 42])
+    trace.check_ratio("3 agents")
+    assert "template_changed" not in trace.lost
+    assert trace.lost.get("no_snapshot", 0) < 3 * 32
+
+
 def test_a_template_that_changes_the_history_is_noticed() -> None:
     trace = Trace()
     history = [*trace.words(50), END, *trace.words(50), END]
@@ -135,6 +153,25 @@ def test_tokens_are_lost_without_a_snapshot_or_after_its_eviction() -> None:
     few.send(few.words(2000), [1])
     few.send(prompt, [1])
     assert few.lost == {"evicted": 992}
+
+
+def test_others_pass_a_request_that_waits_for_states() -> None:
+    """It waits for one snapshot, and there is room for it then."""
+    scheduler = make(
+        200, seqs=3, tokens=64, length=200, groups=BlockGroups((None,), has_states=True), snapshots=SnapshotStore(9, 8)
+    )
+    runner = FakeRunner(scheduler)
+    prompt = [number % 7 for number in range(100)]
+    scheduler.add(request("first", prompt, 3))
+    runner.step()
+    scheduler.add(request("second", [*prompt, 1, 2], 3))
+    for name in "abc":
+        scheduler.add(request(name, [50, 51], 30))
+    runner.step()
+    assert [running.id for running in scheduler._running] == ["first", "a"], "a place is left for the second"
+    while scheduler.has_work:
+        runner.step()
+    assert list(runner.ended) == ["first", "second", "a", "b", "c"]
 
 
 def test_500_chats_over_memory_for_50(monkeypatch: pytest.MonkeyPatch) -> None:

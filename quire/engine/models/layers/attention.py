@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from quire.engine.models.distributed.group import RankGroup
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import LayerNorm, RMSNorm, make_norm
-from quire.engine.models.layers.parallel import row_parallel
+from quire.engine.models.layers.parallel import normalize_over_ranks, row_parallel
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.specs.decoder import GroupedQueryAttention, QKNorm, StackSpec
 from quire.kernels.capture import split_heads
@@ -36,6 +36,7 @@ class GroupedAttentionLayer(nn.Module):
         super().__init__()
         self.index = index
         self.spec = spec
+        self._group = group
         queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         self.qkv = Linear(model.hidden, queries * (2 if spec.output_gate else 1), keys, keys, bias=spec.qkv_bias)
         self.out = row_parallel(queries, model.hidden, group, bias=spec.out_bias)
@@ -56,8 +57,7 @@ class GroupedAttentionLayer(nn.Module):
         norms = None
         if self.q_norm is not None and self.k_norm is not None:
             if spec.qk_norm is QKNorm.ALL:
-                q, k, v = qkv.split(self.qkv.parts, -1)
-                qkv = torch.cat((self.q_norm(q), self.k_norm(k), v), -1)
+                qkv = self._norm_all(qkv)
             elif isinstance(self.q_norm, LayerNorm) or isinstance(self.k_norm, LayerNorm):
                 qkv = self._norm_heads(qkv)
             else:
@@ -109,6 +109,23 @@ class GroupedAttentionLayer(nn.Module):
         if self._ones is None or self._ones.dtype != qkv.dtype or self._ones.device != qkv.device:
             self._ones = qkv.new_ones(self.spec.head_dim)
         return self._ones
+
+    def _norm_all(self, qkv: Tensor) -> Tensor:
+        """Norms of all heads of queries and of all heads of keys, those of other ranks included."""
+        assert self.q_norm is not None
+        assert self.k_norm is not None
+        q, k, v = qkv.split(self.qkv.parts, -1)
+        if self._group is None:
+            return torch.cat((self.q_norm(q), self.k_norm(k), v), -1)
+        normed = []
+        for norm, part in zip(
+            (self.q_norm, self.k_norm),
+            normalize_over_ranks([q.float(), k.float()], self.q_norm.eps, self._group),
+            strict=True,
+        ):
+            assert isinstance(norm, RMSNorm)  # decoders with a layer norm of all heads are not divided
+            normed.append((part.to(qkv.dtype).float() * (norm.weight.float() + norm.offset)).to(qkv.dtype))
+        return torch.cat((*normed, v), -1)
 
     def _norm_heads(self, qkv: Tensor) -> Tensor:
         """Layer norms of each head of queries and keys."""

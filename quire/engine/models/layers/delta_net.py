@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from quire.engine.models.distributed.group import RankGroup
 from quire.engine.models.layers.linear import Linear, LoRARows
+from quire.engine.models.layers.parallel import row_parallel
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.specs.decoder import StackSpec
 from quire.engine.models.specs.delta_net import GatedDeltaNet
@@ -59,20 +60,21 @@ class DeltaNetLayer(nn.Module):
     derived_from_weights = ("_gains",)  # made when first needed
 
     def __init__(self, index: int, spec: GatedDeltaNet, model: StackSpec, group: RankGroup | None = None) -> None:
-        """`group` is not read: each rank has the whole layer."""
+        """`group`: the ranks that have some of the heads each; None, or not of a part: all of them are here."""
         super().__init__()
         self.index = index
         self.spec = spec
         values, keys = spec.heads * spec.value_dim, spec.heads * spec.key_dim
         self.qkv = Linear(model.hidden, *spec.parts)
         self.conv = _parameter(spec.width, sum(spec.parts))
+        self.sections = {"conv": spec.parts}  # see `WeightShards`
         self.gates = GateLinear(model.hidden, *([spec.heads] * (2 if spec.rank is None else 1)))
         self.decay = None if spec.rank is None else LowRank(model.hidden, spec.rank, keys)
         self.z = Linear(model.hidden, values) if spec.rank is None else LowRank(model.hidden, spec.rank, values)
         self.log_rate = _parameter(spec.heads)
         self.decay_bias = _parameter(spec.heads if spec.rank is None else keys)
         self.norm = _parameter(spec.value_dim)
-        self.out = Linear(values, model.hidden)
+        self.out = row_parallel(values, model.hidden, group if spec.ranks > 1 else None)
         self._gains: Tensor | None = None
 
     def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -33,6 +35,23 @@ def row_parallel(size_in: int, size_out: int, group: RankGroup | None, *, bias: 
     if group is None:
         return Linear(size_in, size_out, bias=bias)
     return RowParallelLinear(size_in, size_out, group, bias=bias)
+
+
+def normalize_over_ranks(parts: Sequence[Tensor], eps: float, group: RankGroup) -> list[Tensor]:
+    """Divide rows by the root of the mean of their squares.
+
+    Args:
+        parts: (rows, columns) float32 each; of each row a rank has some columns, all ranks as many.
+        eps: added to the means.
+        group: the ranks.
+    """
+    # In float64, as torch's sums of one row and of several have other orders.
+    sums = torch.cat([part.double().square().sum(1, keepdim=True) for part in parts], 1).float()
+    sums = group.all_reduce(sums)
+    return [
+        part * torch.rsqrt(sums[:, index : index + 1] / (part.shape[1] * group.size) + eps)
+        for index, part in enumerate(parts)
+    ]
 
 
 class VocabParallelEmbedding(Embedding):

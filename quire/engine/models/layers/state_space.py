@@ -1,22 +1,25 @@
 """Layers that read earlier tokens through convolutions and state spaces.
 
-Each is whole on every rank.
+A rank has some of the channels or heads of a layer whose spec says that it is divided, and their states.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quire.engine.models.distributed.group import RankGroup
 from quire.engine.models.layers.inputs import StepStates
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import RMSNorm
+from quire.engine.models.layers.parallel import normalize_over_ranks, row_parallel
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.specs.decoder import StackSpec
-from quire.engine.models.specs.state_space import ChannelStateSpace, HeadStateSpace, ShortConvolution
+from quire.engine.models.specs.state_space import ChannelStateSpace, GatedNorm, HeadStateSpace, ShortConvolution
 from quire.kernels.capture import split_heads
 from quire.kernels.causal_conv import causal_conv
 from quire.kernels.gated_rms_norm import gated_rms_norm
@@ -30,8 +33,11 @@ from quire.kernels.take_rows import take_rows
 class CausalConv(nn.Module):
     """A convolution of each channel with earlier tokens, and its activation."""
 
-    def __init__(self, channels: int, width: int, *, bias: bool, silu: bool) -> None:
+    def __init__(self, parts: Sequence[int], width: int, *, bias: bool, silu: bool) -> None:
+        """`parts`: channels of different kinds."""
         super().__init__()
+        channels = sum(parts)
+        self.sections = {"weight": parts, "bias": parts}  # see `WeightShards`
         self.weight = nn.Parameter(torch.empty(width, channels), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(channels), requires_grad=False) if bias else None
         self.silu = silu
@@ -78,12 +84,12 @@ class ShortConvLayer(nn.Module):
     """A convolution between two gates; see `ShortConvolution`."""
 
     def __init__(self, index: int, spec: ShortConvolution, model: StackSpec, group: RankGroup | None = None) -> None:
-        """`group` is not read."""
+        """`group`: the ranks that have some of the channels each, if the spec is that of a part."""
         super().__init__()
         self.index, self.size = index, spec.size
         self.inputs = Linear(model.hidden, spec.size, spec.size, spec.size, bias=spec.bias)
-        self.conv = CausalConv(spec.size, spec.width, bias=spec.bias, silu=False)
-        self.out = Linear(spec.size, model.hidden, bias=spec.bias)
+        self.conv = CausalConv((spec.size,), spec.width, bias=spec.bias, silu=False)
+        self.out = row_parallel(spec.size, model.hidden, group if spec.ranks > 1 else None, bias=spec.bias)
 
     def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
         """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `StepAttention`."""
@@ -101,15 +107,17 @@ class ChannelStateSpaceLayer(nn.Module):
     float32_parameters: ClassVar = ("rate", "step_bias", "skip")  # see `allocate` in `checkpoint/weights.py`
 
     def __init__(self, index: int, spec: ChannelStateSpace, model: StackSpec, group: RankGroup | None = None) -> None:
-        """`group` is not read."""
+        """`group`: the ranks that have some of the channels each, if the spec is that of a part."""
         super().__init__()
         self.index, self.spec = index, spec
         self.inputs = Linear(model.hidden, spec.size, spec.size, bias=spec.bias)
-        self.conv = CausalConv(spec.size, spec.width, bias=spec.conv_bias, silu=True)
-        self.selection = Linear(spec.size, spec.rank, spec.state, spec.state)
+        self.conv = CausalConv((spec.size,), spec.width, bias=spec.conv_bias, silu=True)
+        divided = group if spec.ranks > 1 else None
+        self.selection = row_parallel(spec.size, spec.rank + 2 * spec.state, divided)
         self.steps = Linear(spec.rank, spec.size)
-        self.out = Linear(spec.size, model.hidden, bias=spec.bias)
+        self.out = row_parallel(spec.size, model.hidden, divided, bias=spec.bias)
         self.rate = _parameter(spec.state, spec.size)
+        self.sections = {"rate": (spec.size,)}  # see `WeightShards`
         self.step_bias, self.skip = _parameter(spec.size), _parameter(spec.size)
 
         def norm(size: int) -> nn.Module:
@@ -147,12 +155,13 @@ class HeadStateSpaceLayer(nn.Module):
     float32_parameters: ClassVar = ("rate", "step_bias", "skip")
 
     def __init__(self, index: int, spec: HeadStateSpace, model: StackSpec, group: RankGroup | None = None) -> None:
-        """`group` is not read."""
+        """`group`: the ranks that have some of the heads each, if the spec is that of a part."""
         super().__init__()
         self.index, self.spec = index, spec
-        self.inputs = Linear(model.hidden, spec.size, spec.channels, spec.heads, bias=spec.bias)
-        self.conv = CausalConv(spec.channels, spec.width, bias=spec.conv_bias, silu=True)
-        self.out = Linear(spec.size, model.hidden, bias=spec.out_bias)
+        self.inputs = Linear(model.hidden, spec.size, *spec.parts, spec.heads, bias=spec.bias)
+        self.conv = CausalConv(spec.parts, spec.width, bias=spec.conv_bias, silu=True)
+        self._group = group if spec.ranks > 1 else None
+        self.out = row_parallel(spec.size, model.hidden, self._group, bias=spec.out_bias)
         self.rate, self.step_bias, self.skip = (_parameter(spec.heads) for _ in range(3))
         self.norm = None if spec.norm is None else RMSNorm(spec.size, spec.norm.eps)
         self._scales: Tensor | None = None
@@ -163,7 +172,7 @@ class HeadStateSpaceLayer(nn.Module):
         kept, memory = states.arrays(self.index)
         gate, value, steps = self._project(x).split((spec.size, spec.channels, spec.heads), 1)
         value = self.conv(value, states, kept)
-        value, write, read = value.split((spec.size, spec.groups * spec.state, spec.groups * spec.state), 1)
+        value, write, read = value.split(spec.parts, 1)
         y = state_space_scan(
             split_heads(value, spec.heads, spec.head_dim),
             steps,
@@ -176,10 +185,19 @@ class HeadStateSpaceLayer(nn.Module):
             gate=split_heads(gate, spec.heads, spec.head_dim) if self.norm is None else None,
         ).flatten(1)
         if spec.norm is not None and self.norm is not None:
-            group = spec.size // spec.groups
-            y = gated_rms_norm(y, gate, self.norm.weight, group, spec.norm.eps, gate_first=spec.norm.gate_first)
+            y = self._normed(y, gate, self.norm.weight, spec.norm)
         out: Tensor = self.out(_needed(y, step, last_layer=last_layer))
         return out
+
+    def _normed(self, y: Tensor, gate: Tensor, weight: Tensor, norm: GatedNorm) -> Tensor:
+        spec = self.spec
+        if self._group is None or not spec.shares_group:
+            return gated_rms_norm(y, gate, weight, spec.size // spec.groups, norm.eps, gate_first=norm.gate_first)
+        factor = F.silu(gate.float())
+        values = y.float() * factor if norm.gate_first else y.float()
+        (normed,) = normalize_over_ranks([values], norm.eps, self._group)
+        normed = normed.to(y.dtype).float() * weight.float()
+        return (normed if norm.gate_first else normed * factor).to(y.dtype)
 
     def _project(self, x: Tensor) -> Tensor:
         spec = self.spec

@@ -16,7 +16,7 @@ from quire.engine.models.model_config import ModelConfig
 from quire.engine.models.networks.decoder import Decoder, LMHead
 from quire.engine.models.networks.transformer import ropes_of
 from quire.engine.models.sharding.shard import part_of, stage_layers
-from quire.engine.models.specs.cache import CacheGroup
+from quire.engine.models.specs.cache import CacheGroup, StateCache
 from quire.engine.models.specs.decoder import DecoderSpec, EncoderSpec
 from quire.engine.models.specs.rope import Rope
 
@@ -85,9 +85,18 @@ class ShardedDecoder(Decoder):
     def cache_groups(self, context_len: int) -> tuple[CacheGroup, ...]:
         first, stage = self.stage.start, self.stage
         return tuple(
-            replace(group, layers=tuple(layer - first for layer in group.layers if layer in stage))
+            self._with_own_state(replace(group, layers=tuple(i - first for i in group.layers if i in stage)))
             for group in self.whole.cache_groups(context_len)
         )
+
+    def _with_own_state(self, group: CacheGroup) -> CacheGroup:
+        """Return a group of this rank's layers, whose states may be a part of those of the whole layers."""
+        if not isinstance(group.kind, StateCache) or not group.layers:
+            return group
+        attn = self.spec.layers[group.layers[0]].attn
+        kind = attn.cache if isinstance(attn.cache, StateCache) else attn.state_beside
+        assert kind is not None
+        return replace(group, kind=kind)
 
     @override
     def run(

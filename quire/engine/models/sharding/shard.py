@@ -19,6 +19,7 @@ from quire.engine.models.specs.decoder import (
     NoAttention,
     QKNorm,
     Recurrence,
+    SideBySide,
 )
 from quire.engine.models.specs.shared_block import BlockBeforeRecurrence
 from quire.engine.models.specs.shared_keys import SharedKeysAttention
@@ -77,9 +78,9 @@ def shard(spec: DecoderSpec, rank: int, size: int, *, expert_parallel: bool = Fa
     """The spec of one of `size` ranks that share each layer (tensor parallelism, Shoeybi et al. 2019).
 
     A rank has some of the heads, some of the elements between the two projections of a feed-forward, and some of the
-    vocabulary, which is padded to a multiple of `size`. Key heads are replicated if there are fewer than ranks, and
-    the cache of latent attention and whole recurrent layers with their states always are. The spec must be divisible,
-    see `check_divisible`.
+    vocabulary, which is padded to a multiple of `size`. Key heads are replicated if there are fewer than ranks, the
+    cache of latent attention always is, and recurrent layers with their states are where their heads or channels cannot
+    be divided. The spec must be divisible, see `check_divisible`.
 
     Args:
         spec: a whole decoder, or a stage of one.
@@ -106,8 +107,14 @@ def padded_vocab(vocab: int, size: int) -> int:
 
 
 def _shard_attention(attn: Attention, rank: int, size: int) -> Attention:
-    if isinstance(attn, Recurrence | NoAttention):
+    if isinstance(attn, NoAttention):
         return attn
+    if isinstance(attn, Recurrence):
+        return attn.divided(size)
+    if isinstance(attn, SideBySide):
+        attention = _shard_attention(attn.attention, rank, size)
+        assert isinstance(attention, GroupedQueryAttention)
+        return replace(attn, attention=attention, recurrence=attn.recurrence.divided(size))
     assert isinstance(attn, _DivisibleAttention)
     heads = attn.heads // size
     if isinstance(attn, LatentAttention):
@@ -163,7 +170,8 @@ def check_divisible(spec: DecoderSpec, placement: Placement) -> None:
         raise UnsupportedModel("--pipeline-parallel-size must be 1 for models whose layers read keys of earlier layers")
     problem = _problem(spec, placement.tensor_size, placement.expert_parallel)
     if problem is not None:
-        heads = [layer.attn.heads for layer in spec.layers if isinstance(layer.attn, _DivisibleAttention)]
+        attentions = [_attention_of(layer) for layer in spec.layers]
+        heads = [attn.heads for attn in attentions if isinstance(attn, _DivisibleAttention)]
         most = max(heads, default=1)
         sizes = [n for n in range(1, most + 1) if _problem(spec, n, placement.expert_parallel) is None]
         accepted = f"must be {' or '.join(map(str, sizes))}" if len(sizes) < 3 else f"must be one of {_listed(sizes)}"
@@ -187,8 +195,13 @@ def _problem(spec: DecoderSpec, size: int, expert_parallel: bool) -> str | None:
     return None
 
 
+def _attention_of(layer: Layer) -> Attention:
+    """What a layer has in the place of attention, without a recurrence beside it."""
+    return layer.attn.attention if isinstance(layer.attn, SideBySide) else layer.attn
+
+
 def _attention_problem(layer: Layer, size: int) -> str | None:
-    attn = layer.attn
+    attn = _attention_of(layer)
     if not isinstance(attn, _DivisibleAttention | Recurrence | NoAttention):
         return attn.description
     if layer.cross is not None:
@@ -203,8 +216,8 @@ def _attention_problem(layer: Layer, size: int) -> str | None:
         return f"{attn.kv_heads} KV heads"
     if isinstance(attn, SharedKeysAttention):
         return None
-    if attn.qk_norm is QKNorm.ALL:
-        return "a norm of queries and keys over all heads"
+    if attn.qk_norm is QKNorm.ALL and attn.kv_heads % size:
+        return f"a norm of the keys of {attn.kv_heads} KV heads"
     return None if attn.relative_bias is None else "attention with a relative position bias"
 
 

@@ -24,7 +24,8 @@ class WeightShards:
     """Where a rank has the parameters of the whole decoder, and which rows and columns of them.
 
     The rank's decoder is compared with the whole one: dimensions that differ are cut. Names are those of the whole
-    decoder's parameters, if not said otherwise.
+    decoder's parameters, if not said otherwise. A module names in `sections` those of its own parameters of which the
+    last dimension is cut, and the sizes of what lies one behind the other there.
 
     Attributes:
         parameters: shapes of the whole decoder's parameters.
@@ -47,6 +48,7 @@ class WeightShards:
         self._local: Mapping[str, Sequence[int]] = {
             name: tuple(parameter.shape) for name, parameter in decoder.named_parameters()
         }
+        self._sections, self._local_sections = _sections(model), _sections(decoder)
         self._linears = _linears(model)
         self._local_linears = _linears(decoder)
 
@@ -77,6 +79,10 @@ class WeightShards:
         ffn = self._spec.layers[layer].ffn
         assert isinstance(ffn, MoE)
         return range(ffn.experts)
+
+    def is_cut_by_sections(self, name: str) -> bool:
+        """Whether the rank has some elements of each section of the last dimension, for which `slices` has no form."""
+        return name in self._sections
 
     def slices(self, name: str, part: int | None) -> tuple[list[slice], slice]:
         """Rows and columns that the rank has of a parameter, or of one projection in it. Another rank may have it all.
@@ -117,10 +123,21 @@ class WeightShards:
             WeightMismatch: the tensor does not have the shape of the parameter.
         """
         self.check_shape(name, part, tensor.shape, source)
+        if name in self._sections:
+            return self._cut_sections(name, tensor)
         rows, columns = self.slices(name, part)
         if tensor.dim() > 1:
             tensor = tensor[:, columns]
         return tensor[rows[0]] if len(rows) == 1 else torch.cat([tensor[part_rows] for part_rows in rows])
+
+    def _cut_sections(self, name: str, tensor: Tensor) -> Tensor:
+        local = self.local(name)
+        assert local is not None
+        pieces, offset = [], 0
+        for whole, local_size in zip(self._sections[name], self._local_sections[local], strict=True):
+            pieces.append(tensor[..., self._slice(whole, local_size, offset)])
+            offset += whole
+        return torch.cat(pieces, -1)
 
     def check_shape(self, name: str, part: int | None, shape: Sequence[int], source: str) -> None:
         """Check that a tensor has the shape of a parameter, or of one projection in it; see `cut`."""
@@ -149,3 +166,12 @@ class WeightShards:
 
 def _linears(model: nn.Module) -> dict[str, Linear]:
     return {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
+
+
+def _sections(model: nn.Module) -> dict[str, Sequence[int]]:
+    """The sections of parameters by their names."""
+    return {
+        f"{owner}.{name}": sizes
+        for owner, module in model.named_modules()
+        for name, sizes in getattr(module, "sections", {}).items()
+    }

@@ -54,6 +54,8 @@ class ShardedWeightFiller(WeightFiller):
         parameter = target.parameter.format(expert=experts.start)
         if not experts or self._shards.local(parameter) is None:
             return None
+        if self._shards.is_cut_by_sections(parameter):
+            return whole
         rows, columns = self._shards.slices(parameter, target.part)
         if target.convert is not None or len(whole) != 2 + target.stacked:
             return whole
@@ -67,7 +69,7 @@ class ShardedWeightFiller(WeightFiller):
     @override
     def _take(self, name: str, target: WeightTarget, parts: Sequence[PackableWeight]) -> bool:
         local = self._shards.local(target.parameter)
-        if local is None or self._shards.padding(target.parameter):
+        if local is None or self._shards.padding(target.parameter) or self._shards.is_cut_by_sections(target.parameter):
             return False
         if name not in self._cut:
             (whole,) = parts

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from typing_extensions import override
 
@@ -257,6 +257,10 @@ class Recurrence(Attention):
     description: ClassVar = "recurrent layers"
 
     rope: Rope | None = None  # always None
+
+    def divided(self, ranks: int) -> Self:
+        """Return the part that each of some ranks has; the same: each computes the layer as a whole."""
+        return self
 
     @property
     @abstractmethod

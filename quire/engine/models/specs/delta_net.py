@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
+
+from typing_extensions import override
 
 from quire.engine.models.specs.cache import StateArray, StateCache
 from quire.engine.models.specs.decoder import Recurrence
@@ -21,6 +23,7 @@ class GatedDeltaNet(Recurrence):
         rank: inner size of the two projections that make decays, of which each element of keys has one, and of the two
             that make gates of the output (Kimi Linear). None: each head has one decay, and all projections are direct.
         gate: activation of the gates of the output.
+        ranks: how many have some of the heads each, of which this is one.
     """
 
     description: ClassVar = "layers with the gated delta rule"
@@ -35,6 +38,13 @@ class GatedDeltaNet(Recurrence):
     most_beta: float = 1.0
     rank: int | None = None
     gate: Literal["silu", "sigmoid"] = "silu"
+    ranks: int = 1
+
+    @override
+    def divided(self, ranks: int) -> Self:
+        if self.key_heads % ranks or self.heads % ranks:
+            return self
+        return replace(self, key_heads=self.key_heads // ranks, heads=self.heads // ranks, ranks=ranks)
 
     @property
     def parts(self) -> tuple[int, int, int]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+from typing_extensions import override
 
 from quire.engine.models.specs.cache import StateArray, StateCache
 from quire.engine.models.specs.decoder import Recurrence
@@ -18,6 +20,7 @@ class ShortConvolution(Recurrence):
         size: elements of each projection.
         width: taps of the convolution.
         bias: projections and the convolution have one.
+        ranks: how many have a part each, of which this is one.
     """
 
     description: ClassVar = "short convolutions"
@@ -26,6 +29,11 @@ class ShortConvolution(Recurrence):
     size: int
     width: int
     bias: bool = False
+    ranks: int = 1
+
+    @override
+    def divided(self, ranks: int) -> Self:
+        return self if self.size % ranks else replace(self, size=self.size // ranks, ranks=ranks)
 
     @property
     def cache(self) -> StateCache:
@@ -47,6 +55,7 @@ class ChannelStateSpace(Recurrence):
         norm_eps: what time steps are projected from, and what states are written and read with, is normalized; None: it
             is not.
         norm_weights: these norms have weights.
+        ranks: how many have some of the channels each, of which this is one.
     """
 
     description: ClassVar = "state spaces of channels"
@@ -60,6 +69,11 @@ class ChannelStateSpace(Recurrence):
     conv_bias: bool = True
     norm_eps: float | None = None
     norm_weights: bool = True
+    ranks: int = 1
+
+    @override
+    def divided(self, ranks: int) -> Self:
+        return self if self.size % ranks else replace(self, size=self.size // ranks, ranks=ranks)
 
     @property
     def cache(self) -> StateCache:
@@ -101,6 +115,8 @@ class HeadStateSpace(Recurrence):
         norm: None: there is only a gate.
         input_scale: factor of the hidden state.
         scales: factors of what is projected: gates, inputs, what heads write with and read with, and time steps.
+        ranks: how many have some of the heads each, of which this is one.
+        shares_group: all ranks have the vectors of the only group, whose norm is that of the elements of all of them.
     """
 
     description: ClassVar = "state spaces of heads"
@@ -119,6 +135,16 @@ class HeadStateSpace(Recurrence):
     norm: GatedNorm | None
     input_scale: float = 1.0
     scales: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
+    ranks: int = 1
+    shares_group: bool = False
+
+    @override
+    def divided(self, ranks: int) -> Self:
+        is_shared = self.groups == 1
+        if self.heads % ranks or (self.groups % ranks and not is_shared):
+            return self
+        groups = 1 if is_shared else self.groups // ranks
+        return replace(self, heads=self.heads // ranks, groups=groups, ranks=ranks, shares_group=is_shared)
 
     @property
     def size(self) -> int:
@@ -128,7 +154,12 @@ class HeadStateSpace(Recurrence):
     @property
     def channels(self) -> int:
         """Elements that are convolved."""
-        return self.size + 2 * self.groups * self.state
+        return sum(self.parts)
+
+    @property
+    def parts(self) -> tuple[int, int, int]:
+        """The elements that are convolved: inputs, what heads write with and what they read with."""
+        return self.size, self.groups * self.state, self.groups * self.state
 
     @property
     def longest_step(self) -> float:

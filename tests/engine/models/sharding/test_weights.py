@@ -64,6 +64,20 @@ def test_a_rank_reads_its_share_of_the_bytes(tmp_path: Path, case: str, expert_p
         assert nbytes < 0.56 * total  # norms, routers and latent projections are on both
 
 
+@pytest.mark.parametrize("case", ["lfm2", "granitemoehybrid-dense", "mamba2"])
+def test_a_rank_has_its_share_of_recurrent_layers(tmp_path: Path, case: str) -> None:
+    """Of each kind of channels that a convolution reads, too."""
+    folder = save_model(make_model(case, num_hidden_layers=2), tmp_path)
+    whole = parameters(folder, Placement(0, 1))
+    ranks = [parameters(folder, Placement(rank, 2)) for rank in range(2)]
+    total = sum(tensor.numel() for tensor in whole.values())
+    assert all(sum(tensor.numel() for tensor in rank.values()) < 0.56 * total for rank in ranks)
+    conv = next(name for name in whole if name.endswith("conv.weight"))
+    columns = torch.cat([rank[conv] for rank in ranks], 1).t().tolist()
+    assert sorted(columns) == sorted(whole[conv].t().tolist())
+    assert not any(tensor.isnan().any() for rank in ranks for tensor in rank.values())
+
+
 def test_a_stage_reads_its_layers(tmp_path: Path) -> None:
     folder = save_model(make_model("llama"), tmp_path)
     total = sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values())
