@@ -2,8 +2,8 @@
 
     python -m benchmarks.hybrid_models FOLDER --tokenizer SMOLLM2
 
-`qwen3.5-0.8b` has the shape of Qwen3.5-0.8B's language model (the gated delta rule), `lfm2-350m` that of LFM2-350M (short
-convolutions) and `granite-4-h-350m` that of Granite 4.0 H 350M (Mamba-2). SMOLLM2 is a folder with SmolLM2's
+`qwen3.5-0.8b` has the shape of Qwen3.5-0.8B's language model (the gated delta rule), `lfm2-350m` that of LFM2-350M
+(short convolutions) and `granite-4-h-350m` that of Granite 4.0 H 350M (Mamba-2). SMOLLM2 is a folder with SmolLM2's
 tokenizer.json. Greedy decoding never chooses a special token, so that answers are as long as asked for.
 """
 
@@ -53,9 +53,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": _LFM2_LAYERS,
         "num_attention_heads": 16,
         "num_key_value_heads": 8,
-        "layer_types": [
-            "full_attention" if index in _LFM2_ATTENTION else "conv" for index in range(_LFM2_LAYERS)
-        ],
+        "layer_types": ["full_attention" if index in _LFM2_ATTENTION else "conv" for index in range(_LFM2_LAYERS)],
         "conv_L_cache": 3,
         "block_auto_adjust_ff_dim": True,
         "block_ffn_dim_multiplier": 1.0,
@@ -74,9 +72,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "num_local_experts": 0,
         "num_experts_per_tok": 0,
-        "layer_types": [
-            "attention" if index in _GRANITE_ATTENTION else "mamba" for index in range(_GRANITE_LAYERS)
-        ],
+        "layer_types": ["attention" if index in _GRANITE_ATTENTION else "mamba" for index in range(_GRANITE_LAYERS)],
         "mamba_n_heads": 48,
         "mamba_d_head": 32,
         "mamba_d_state": 128,

@@ -82,8 +82,8 @@ def test_steps_with_states_are_replayed(tmp_path: Path, monkeypatch: pytest.Monk
 def test_steps_of_hybrids_with_chunks_of_prompts_are_replayed(
     tmp_path: Path, case: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Chunks end where no token is sampled, and beside sequences that decode; the last layer has a state or attention."""
-    heads = {} if case == "mamba" else {"num_attention_heads": 2, "num_key_value_heads": 1}
+    """Chunks end where no token is sampled, and beside sequences that decode. Last layers have a state or attention."""
+    heads: dict[str, Any] = {} if case == "mamba" else {"num_attention_heads": 2, "num_key_value_heads": 1}
     folder = save_model(make_model(case, num_hidden_layers=2, **heads, **options).bfloat16(), tmp_path)
 
     def run() -> tuple[list[list[int]], StepGraphs]:
