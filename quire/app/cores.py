@@ -150,7 +150,7 @@ class SingleCore:
     def __init__(self, factory: CoreFactory, share: MemoryShare | None) -> None:
         """Start loading the model. `share`: what it may take of the memory, if other models share it."""
         self._settings = factory.settings
-        self._core = factory.core(factory.settings.data_parallel_rank or 0, None, share)
+        self._core = factory.core(factory.settings.first_replica, None, share)
         self.engine: Engine = self._core.client
 
     async def ready(self) -> ModelInfo:
@@ -159,8 +159,8 @@ class SingleCore:
 
     def observe(self, new_observer: NewObserver, number: int) -> None:
         """Have the core observed; see `RunningModel.observe`. The model is loaded."""
-        rank = self._settings.data_parallel_rank
-        self.engine.observers.add(new_observer(number if rank is None else rank))
+        settings = self._settings
+        self.engine.observers.add(new_observer(settings.first_replica if settings.has_part_of_replicas else number))
 
     async def watch(self, state: ServerState, give_up: Callable[[str], None]) -> None:
         """Start the core again when it has died, if the settings say so; else call `give_up` with the reason."""

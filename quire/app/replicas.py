@@ -77,7 +77,7 @@ class Replicas(Scaling):
         self.engine: Engine = self._set
         places = self._places(settings.replicas)
         share = self._share(settings.replicas)
-        self._running = [self._start(rank, place, share) for rank, place in enumerate(places)]
+        self._running = [self._start(rank, place, share) for rank, place in enumerate(places, settings.first_replica)]
 
     def _places(self, size: int) -> list[ProcessPlace]:
         """The places of all replicas. Those of a larger number than at first share the cores of the first ones.
@@ -138,7 +138,7 @@ class Replicas(Scaling):
     def observe(self, new_observer: NewObserver, number: int) -> None:
         """Have each core observed, also those that are added later; what the front end does counts as of the first."""
         self._new_observer = new_observer
-        self._set.observers.add(new_observer(0), without=CORE_EVENTS)
+        self._set.observers.add(new_observer(self._settings.first_replica), without=CORE_EVENTS)
         for running in self._running:
             running.client.observers.add(new_observer(running.replica.rank))
 
@@ -201,6 +201,10 @@ class Replicas(Scaling):
 
     @override
     async def scale(self, size: int, drain_timeout: float) -> None:
+        if self._settings.has_part_of_replicas:
+            raise CommandRefused(
+                "With --data-parallel-hybrid-lb a server keeps its replicas: other servers have the next ranks."
+            )
         if self._is_scaling:
             raise CommandRefused("The number of replicas is being changed already.")
         self._is_scaling = True

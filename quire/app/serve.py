@@ -133,15 +133,41 @@ def _check_replicas(settings: Serve) -> None:
         raise _refusal(settings, "--enable-elastic-ep does not work with --data-parallel-rank: a server has one rank")
     if rank is None and settings.data_parallel_external_lb:
         raise _refusal(settings, "--data-parallel-external-lb needs --data-parallel-rank, that of this server")
-    if local not in (None, settings.replicas):
+    if settings.data_parallel_hybrid_lb:
+        _check_hybrid(settings)
+    elif settings.data_parallel_start_rank is not None:
+        raise _refusal(
+            settings,
+            "--data-parallel-start-rank needs --data-parallel-hybrid-lb; --data-parallel-rank is for one replica",
+        )
+    elif local not in (None, settings.replicas):
         raise _refusal(
             settings,
             f"--data-parallel-size-local is {local}, but must be {settings.replicas}: all replicas of a "
-            "server are on its machine; for more machines give each server a --data-parallel-rank",
+            "server are on its machine; for more machines give each server --data-parallel-hybrid-lb and its "
+            "--data-parallel-start-rank, or a --data-parallel-rank",
         )
     if settings.has_replicas and len(settings.model) != 1:
         flag = "--enable-elastic-ep" if size == 1 else "--data-parallel-size"
         raise _refusal(settings, f"{flag} works with one MODEL")
+
+
+def _check_hybrid(settings: Serve) -> None:
+    """Refuse what does not fit --data-parallel-hybrid-lb."""
+    flag = "--data-parallel-hybrid-lb"
+    size, first, local = settings.data_parallel_size, settings.first_replica, settings.data_parallel_size_local
+    if settings.data_parallel_rank is not None:
+        raise _refusal(settings, f"{flag} does not work with --data-parallel-rank, but with --data-parallel-start-rank")
+    if settings.enable_elastic_ep:
+        raise _refusal(settings, f"--enable-elastic-ep does not work with {flag}: the next ranks are those of others")
+    if local is None:
+        raise _refusal(settings, f"{flag} needs --data-parallel-size-local, the number of this server's replicas")
+    if first + local > size:
+        raise _refusal(
+            settings,
+            f"--data-parallel-start-rank {first} and --data-parallel-size-local {local} make ranks up to "
+            f"{first + local - 1}, but they must be less than --data-parallel-size {size}",
+        )
 
 
 def _check_nodes(settings: Serve) -> None:

@@ -522,7 +522,9 @@ class ParallelOptions(Options):
         "the CPU's cores or the GPUs among them, and sends a request to where it makes the least new work",
     )
     data_parallel_size_local: Annotated[int, Field(ge=1, le=64)] | None = Field(
-        None, description="number of replicas on this machine, which must be all: the same as --data-parallel-size"
+        None,
+        description="number of replicas of this server: all of --data-parallel-size, or fewer with "
+        "--data-parallel-hybrid-lb",
     )
     data_parallel_rank: Annotated[int, Field(ge=0, lt=1 << 16)] | None = Field(
         None,
@@ -532,6 +534,15 @@ class ParallelOptions(Options):
     data_parallel_external_lb: Flag = Field(
         False,
         description="a load balancer divides requests among servers; needs --data-parallel-rank",
+    )
+    data_parallel_start_rank: Annotated[int, Field(ge=0, lt=1 << 16)] | None = Field(
+        None, description="rank of the first replica of this server; needs --data-parallel-hybrid-lb"
+    )
+    data_parallel_hybrid_lb: Flag = Field(
+        False,
+        description="a load balancer divides requests among servers, and each divides its own among "
+        "--data-parallel-size-local replicas, which have ranks of --data-parallel-size from "
+        "--data-parallel-start-rank on",
     )
     enable_elastic_ep: Flag = Field(
         False,
@@ -551,12 +562,25 @@ class ParallelOptions(Options):
     @property
     def has_replicas(self) -> bool:
         """Whether the server has a set of replicas, of which there may be one at first."""
-        return self.data_parallel_rank is None and (self.data_parallel_size > 1 or self.enable_elastic_ep)
+        return self.replicas > 1 or self.enable_elastic_ep
 
     @property
     def replicas(self) -> int:
         """Number of replicas that the server starts with."""
-        return self.data_parallel_size if self.data_parallel_rank is None else 1
+        if self.data_parallel_rank is not None:
+            return 1
+        local = self.data_parallel_size_local
+        return local if self.data_parallel_hybrid_lb and local is not None else self.data_parallel_size
+
+    @property
+    def has_part_of_replicas(self) -> bool:
+        """Whether other servers have the other ranks of --data-parallel-size."""
+        return self.data_parallel_rank is not None or self.data_parallel_hybrid_lb
+
+    @property
+    def first_replica(self) -> int:
+        """Rank of the server's first replica."""
+        return self.data_parallel_rank or self.data_parallel_start_rank or 0
 
 
 class ChatOptions(Options):

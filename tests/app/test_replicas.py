@@ -155,6 +155,27 @@ def test_requests_that_do_not_end_in_time_keep_their_replica(tmp_path: Path) -> 
             assert [line for line in answer.iter_lines() if line][-1] == "data: [DONE]"
 
 
+def test_replicas_of_a_part_have_the_ranks_of_the_part(tmp_path: Path) -> None:
+    flags = ["--data-parallel-size", "4", "--data-parallel-size-local", "2"]
+    flags += ["--data-parallel-hybrid-lb", "--data-parallel-start-rank", "2"]
+    with serving(str(tiny_model(tmp_path / "tiny")), *flags) as server, server.http as client:
+        assert [replica["engine"] for replica in client.get("/replicas").json()["data"]] == [2, 3]
+        body = {"prompt": "x", "max_tokens": 1}
+        for rank, status in (("2", 200), ("3", 200), ("3", 200), ("0", 400), ("4", 400)):
+            answer = client.post("/v1/completions", json=body, headers={"x-data-parallel-rank": rank})
+            assert answer.status_code == status
+        assert "must be a number from 2 to 3" in answer.json()["error"]["message"]
+        assert engines(client) == {"2": 1, "3": 2}
+        refused = client.post("/scale_elastic_ep", json={"new_data_parallel_size": 3})
+        assert refused.status_code == 409
+        assert "other servers have the next ranks" in refused.json()["error"]["message"]
+        cores_and_ranks(server)[1].kill()
+        eventually(
+            lambda: server.metric("engine_restarts_total") == 1 and states(client) == ["ready", "ready"], PATIENCE
+        )
+        assert [replica["engine"] for replica in client.get("/replicas").json()["data"]] == [2, 3]
+
+
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
@@ -165,6 +186,12 @@ def test_requests_that_do_not_end_in_time_keep_their_replica(tmp_path: Path) -> 
         ("a -dp 2 -dpn 1 -dpl 2", "--data-parallel-size-local is 2, but must be 1"),
         ("a -dp 2 -dpe", "--data-parallel-external-lb needs --data-parallel-rank"),
         ("a -dp 2 -dpn 1 --enable-elastic-ep", "--enable-elastic-ep does not work with --data-parallel-rank"),
+        ("a -dp 4 -dpr 2", "--data-parallel-start-rank needs --data-parallel-hybrid-lb"),
+        ("a -dp 4 -dph -dpr 2", "--data-parallel-hybrid-lb needs --data-parallel-size-local"),
+        ("a -dp 4 -dph -dpl 3 -dpr 2", "ranks up to 4, but they must be less than --data-parallel-size 4"),
+        ("a -dp 4 -dph -dpl 2 -dpn 2", "--data-parallel-hybrid-lb does not work with --data-parallel-rank"),
+        ("a -dp 4 -dph -dpl 2 --enable-elastic-ep", "--enable-elastic-ep does not work with --data-parallel-hybrid-lb"),
+        ("a b -dp 4 -dph -dpl 2", "--data-parallel-size works with one MODEL"),
     ],
 )
 def test_settings_of_replicas_that_contradict_each_other_are_refused(line: str, complaint: str) -> None:
@@ -172,6 +199,16 @@ def test_settings_of_replicas_that_contradict_each_other_are_refused(line: str, 
         _check_replicas(Serve.parse(line.split()))
 
 
-@pytest.mark.parametrize("line", ["a b", "a -dp 2 -dpl 2", "a -dp 4 -dpn 3 -dpe -dpl 1", "a b -dp 4 -dpn 0"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "a b",
+        "a -dp 2 -dpl 2",
+        "a -dp 4 -dpn 3 -dpe -dpl 1",
+        "a b -dp 4 -dpn 0",
+        "a -dp 4 -dph -dpl 2 -dpr 2",
+        "a b -dp 4 -dph -dpl 1",
+    ],
+)
 def test_settings_of_replicas_that_agree_are_accepted(line: str) -> None:
     _check_replicas(Serve.parse(line.split()))

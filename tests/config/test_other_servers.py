@@ -148,8 +148,7 @@ def test_flags_of_vllm_are_understood(line: str, expected: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("m -dpr 1", "-dpr of vLLM is not supported: replicas of a server have the ranks from 0"),
-        ("m -dph", "-dph of vLLM is not supported: replicas of a server have the ranks from 0"),
+        ("m -dpa 10.0.0.1", "-dpa of vLLM is not supported: all replicas of a server are on its machine"),
         ("m -dpb ray", "-dpb ray of vLLM is not supported: replicas are processes on this machine"),
         ("m --api-server-count 2", "--api-server-count 2 of vLLM is not supported: one process serves HTTP"),
         ("m --data-parallel-address 10.0.0.1", "--data-parallel-address of vLLM is not supported: all replicas of a"),

@@ -169,7 +169,7 @@ class ReplicaSet(SlottedEngine):
         refusals = [replica.client.refusal_of_new for replica in self._ready()]
         if None not in refusals:
             raise refusals[0] or self._death()
-        check_rank(current_origin(), range(len(self._replicas)))
+        check_rank(current_origin(), range(self._replicas[0].rank, self._replicas[-1].rank + 1))
         with self._slots.held(count, tenant, self.stats, self.observers):
             yield
 
