@@ -10,6 +10,7 @@ tokenizer.json. Greedy decoding never chooses a special token, so that answers a
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,9 @@ def make_model(name: str, folder: Path, tokenizer: Path) -> None:
         model.get_output_embeddings().weight[list(ids.values())] = 0
     model.generation_config.update(do_sample=False, **end)
     model.save_pretrained(folder)
+    written = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if "layer_types" in shape:  # the names of published files, which llama.cpp's converter reads
+        write_json(folder / "config.json", written | {"layer_types": shape["layer_types"]})
     print(f"{folder}: {sum(parameter.numel() for parameter in model.parameters()) / 1e6:.0f} million parameters")
 
 

@@ -2,7 +2,7 @@
 
 The engine core runs without server and tokenizer. Steps have the token budget of a server, 512. Processor time, rather
 than seconds, so that other processes change it less. What grows with the position is attention; everything else of a
-hybrid costs the same for each token.
+hybrid costs the same for each token. Before that, short prompts, replayed and without replays in turns.
 
 python -m benchmarks.cpu.prompts MODEL --quantization int8 --length 32768 --out benchmarks/results/FILE.json
 """
@@ -25,11 +25,13 @@ from quire.engine.client.sampling_params import SamplingParams
 from quire.kernels import native
 
 WINDOW = 1024  # tokens before a position whose time is reported
+SHORT, SHORT_RUNS = (17, 33), 12  # tokens of short prompts
 POSITIONS = (1024, 2048, 4096, 8192, 16384, 32768)
 
 
 def measure(steps: SteppedCore, length: int) -> tuple[list[float], list[float]]:
     """Return seconds and processor seconds of the steps that compute a prompt."""
+    steps.channel.started_requests.clear()
     prompt = np.random.default_rng(0).integers(1000, 15000, length).astype(np.int32)
     steps.core._handle(AddRequest("prompt", prompt, SamplingParams(max_tokens=1, temperature=0.0)))
     seconds, processor = [], []
@@ -39,7 +41,21 @@ def measure(steps: SteppedCore, length: int) -> tuple[list[float], list[float]]:
         seconds.append(time.perf_counter() - started)
         processor.append(time.process_time() - used)
     steps.core._handle(Abort(["prompt"]))
+    while steps.core.has_work:
+        steps.core.step()
     return seconds, processor
+
+
+def replays(steps: SteppedCore, length: int) -> dict[str, float]:
+    """Return the first quartiles of the processor milliseconds of a short prompt with replays and without."""
+    replayed, eager = [], []
+    for _ in range(SHORT_RUNS):
+        replayed.append(sum(measure(steps, length)[1]))
+        with steps.eager():
+            eager.append(sum(measure(steps, length)[1]))
+    fast, slow = (sorted(times)[SHORT_RUNS // 4] for times in (replayed, eager))
+    return {"tokens": length, "cpu_ms": round(1e3 * fast, 1), "eager_cpu_ms": round(1e3 * slow, 1),
+            "ratio": round(fast / slow, 2)}  # fmt: skip
 
 
 def main() -> None:
@@ -51,8 +67,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     steps = SteppedCore(options.model, options.quantization, 2, options.length)
-    measure(steps, WINDOW)  # what a first prompt costs
-    steps.channel.started_requests.clear()
+    for _ in range(6):  # what first prompts cost
+        measure(steps, WINDOW // 2)
+    short = [replays(steps, length) for length in SHORT]
+    print(short)
     seconds, processor = measure(steps, options.length)
     budget = options.length // len(seconds)
     rows = []
@@ -83,6 +101,7 @@ def main() -> None:
         if cache is None or slots is None
         else round((steps.info.cache_bytes - slots.memory.numel()) / (steps.info.num_blocks * steps.info.block_size)),
         "growth": round(rows[-1]["cpu_ms_per_token_so_far"] / rows[0]["cpu_ms_per_token_so_far"], 2),
+        "short": short,
         "rows": rows,
     }
     print({name: value for name, value in report.items() if name != "rows"})

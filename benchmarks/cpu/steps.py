@@ -164,7 +164,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     eager = steps.measure(batch, context)
                 rows[-1]["eager_step_ms"] = {name: round(eager[name] * 1e3, 2) for name in ("median", "best")}
                 rows[-1]["eager_ratio"] = round(eager["median"] / row["median"], 2)
-                rows[-1]["eager_prefill_ratio"] = round(eager["prefill"] / row["prefill"], 2)
             print(rows[-1], flush=True)
     report = {
         "date": date.today().isoformat(),
