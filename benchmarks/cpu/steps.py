@@ -64,12 +64,19 @@ class SteppedCore:
         context: int,
         pages: str = "auto",
         load_format: Literal["auto", "dummy"] = "auto",
+        model_impl: Literal["auto", "quire", "transformers"] = "auto",
     ) -> None:
         self.channel = RecordingChannel()
         options: dict[str, Any] = {"kv_cache_memory_bytes": 6 << 30, "kv_cache_dtype": pages}
         engine = EngineOptions(max_num_seqs=sequences, enable_prefix_caching=False, **options)
-        model = ModelOptions(quantization=quantization, max_model_len=context + _MAX_TOKENS, load_format=load_format)
-        config = CoreConfig(folder=folder, model_config=read_model_config(folder), model=model, engine=engine)
+        model = ModelOptions(
+            quantization=quantization,
+            max_model_len=context + _MAX_TOKENS,
+            load_format=load_format,
+            model_impl=model_impl,
+        )
+        model_config = read_model_config(folder, model_impl)
+        config = CoreConfig(folder=folder, model_config=model_config, model=model, engine=engine)
         self.core: EngineCore
         self.info: ModelInfo
         self.core, self.info = build_core(config, self.channel)  # type: ignore[arg-type]

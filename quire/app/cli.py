@@ -6,12 +6,15 @@ import gc
 import os
 import signal
 import sys
-import warnings
 from collections.abc import Sequence
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from quire import __version__
 from quire.allocator import use_one_arena
+
+if TYPE_CHECKING:
+    from quire.engine.client.launch import PreparedProcess
 
 _INTERRUPTED = 130  # exit status, as of a shell
 _HELP = frozenset({"--help", "-h"})
@@ -42,17 +45,17 @@ def _end(number: int, _: FrameType | None) -> None:
     os._exit(_INTERRUPTED if number == signal.SIGINT else 0)  # the process that reads configs ends with this one
 
 
-def defer_schemas() -> None:
-    """Let pydantic make the schema of each model when something needs it: all of them take a third of a second.
+def may_have_engine_process(words: Sequence[str]) -> bool:
+    """Whether there may be a single engine in a process of its own: `quire serve` alone serves several models."""
+    return words[0] == "serve" and len(words) > 1 and "--no-engine-process" not in words
 
-    A server makes those of its endpoints once it has nothing to do; see `quire.app.schemas`.
-    """
-    from pydantic import BaseModel  # noqa: PLC0415 as all imports, after the process has been prepared
-    from pydantic.warnings import UnsupportedFieldAttributeWarning  # noqa: PLC0415 like it
 
-    BaseModel.model_config["defer_build"] = True
-    # FastAPI hides it while it defines a route, but the schemas of its bodies are made later now.
-    warnings.simplefilter("ignore", UnsupportedFieldAttributeWarning)
+def start_engine_process() -> PreparedProcess:
+    """Start the engine's process, which imports torch beside the imports of the server."""
+    from quire.app.core_process import import_engine  # noqa: PLC0415 for one command only
+    from quire.engine.client.launch import PreparedProcess  # noqa: PLC0415 like it
+
+    return PreparedProcess(import_engine)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -65,11 +68,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     serves = words[:1] in (["serve"], ["render"])
     if serves:
         end_on_early_signals()
+    starts = arguments is None and serves and _HELP.isdisjoint(words)
+    prepared = start_engine_process() if starts and may_have_engine_process(words) else None
     gc.disable()  # imports leave little garbage, and each full collection would search all modules
     try:
+        from quire.app.schemas import defer_schemas  # noqa: PLC0415 as all imports, after the process has been prepared
+
         defer_schemas()
         configs = None
-        if arguments is None and serves and _HELP.isdisjoint(words):
+        if starts:
             # Both take long, and begin before the server's own modules are imported.
             from quire.engine.models.config_cache import ConfigCache  # noqa: PLC0415 for these commands only
             from quire.engine.models.config_reader import ConfigReader  # noqa: PLC0415 like it
@@ -78,10 +85,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             configs = ConfigReader()
             if not ConfigCache().has_any():
                 configs.begin(forks=True)
-            if words[0] == "serve":
+            if words[0] == "serve" and prepared is None:
                 start_loading_libraries()
         from quire.app.commands import run_command  # noqa: PLC0415 a quarter of a second of imports
 
-        run_command(words, configs)
+        run_command(words, configs, prepared)
     finally:
         gc.enable()

@@ -12,6 +12,7 @@ from quire import __version__
 from quire.config.command import Command, ConfigError
 from quire.config.commands import COMMANDS, Render, Serve
 from quire.config.environment import misspelt
+from quire.engine.client.launch import PreparedProcess
 from quire.engine.models.config_reader import ConfigReader
 
 # Modules are imported when their command runs: `quire chat` does not need torch.
@@ -33,8 +34,16 @@ _HELP: tuple[list[str], ...] = ([], ["--help"], ["-h"])
 _USAGE_ERROR = 2  # exit status, as of argparse
 
 
-def run_command(words: Sequence[str], configs: ConfigReader | None = None) -> None:
-    """Run a command and exit with its status. `configs`: a reader that `quire serve` and `quire render` use."""
+def run_command(
+    words: Sequence[str], configs: ConfigReader | None = None, prepared: PreparedProcess | None = None
+) -> None:
+    """Run a command and exit with its status.
+
+    Args:
+        words: those after `quire`.
+        configs: a reader that `quire serve` and `quire render` use.
+        prepared: a process that `quire serve` uses.
+    """
     match = _find(words)
     if match is None:
         asked = (words[1:] if words[:1] == ["bench"] else words[:1]) in _HELP
@@ -49,7 +58,9 @@ def run_command(words: Sequence[str], configs: ConfigReader | None = None) -> No
             raise ConfigError(f"quire: unknown environment variable {name}{meant}")
         settings = command.parse(options)
         module = importlib.import_module(_MODULES[command.name])
-        if command in (Serve, Render):
+        if command is Serve:
+            status = module.run(settings, configs, prepared)
+        elif command is Render:
             status = module.run(settings, configs)
         else:
             gc.enable()

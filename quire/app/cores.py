@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from quire.app.logs import flush_logs, start_logging
+from quire.app.core_process import serve_core_in_process
 from quire.app.running_models import NewObserver, StepTraces
 from quire.app.supervision import supervise
 from quire.config.commands import Serve
 from quire.config.options import LogOptions
 from quire.engine.build.core_config import CoreConfig
-from quire.engine.build.engine import serve_core
 from quire.engine.client.engine import Engine
 from quire.engine.client.engine_client import EngineClient
-from quire.engine.client.launch import CoreEntry, CoreHandle, ProcessCore, ProcessPlace, ThreadCore
+from quire.engine.client.launch import CoreEntry, CoreHandle, PreparedProcess, ProcessCore, ProcessPlace, ThreadCore
 from quire.engine.client.model_info import ModelInfo
 from quire.engine.client.request_log import RequestLog
 from quire.engine.client.slots import Slots
-from quire.engine.client.transport import ClientChannel, flush_messages
+from quire.engine.client.transport import ClientChannel
 from quire.engine.execution.memory import MemoryShare
-from quire.otlp.settings import TraceSettings
 from quire.rendering.tokenizer import Tokenizer
 from quire.serving.models import ServerState
 
 _STOP_TIMEOUT = 2.0  # seconds; part of the time that a shutdown may take after the drain
-_FLUSH_SECONDS = 0.5  # for spans of the steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +34,7 @@ class CoreFactory:
     Attributes:
         traces: how their steps are traced; None: they are not.
         slots: of their sequences.
+        prepared: the process of the only core; None: it is started when the core is.
     """
 
     settings: Serve
@@ -45,6 +42,7 @@ class CoreFactory:
     tokenizer: Tokenizer
     slots: Slots
     traces: StepTraces | None = None
+    prepared: PreparedProcess | None = None
 
     def core(self, rank: int, place: ProcessPlace | None, share: MemoryShare | None, sharers: int = 1) -> RunningCore:
         """Start a core.
@@ -56,22 +54,6 @@ class CoreFactory:
             sharers: see `CoreConfig`.
         """
         return RunningCore(self, rank, place, replace(self.config, memory_share=share, replica=rank, sharers=sharers))
-
-
-def serve_core_in_process(config: CoreConfig, logs: LogOptions, traces: TraceSettings | None, address: str) -> None:
-    """Body of a core's process. `traces`: where its steps are exported to; None: they are not traced."""
-    start_logging(logs.log_level, logs.log_format)
-    if traces is None:
-        serve_core(config, address)
-    else:
-        from quire.tracing.start import start_traces  # noqa: PLC0415 imports OpenTelemetry
-
-        running = start_traces(traces)
-        serve_core(config, address, running.step_observer())
-        running.export.close(_FLUSH_SECONDS)
-    flush_messages()
-    flush_logs()
-    os._exit(0)  # all is closed; Python's own exit takes seconds with torch
 
 
 def with_context(config: CoreConfig, info: ModelInfo) -> CoreConfig:
@@ -91,7 +73,7 @@ class RunningCore:
         self._rank = rank
         self._place = place or (ProcessPlace() if settings.engine_process else None)
         self._config = config
-        self._handle = self._new_handle()
+        self._handle = self._new_handle(factory.prepared)
         self.client = EngineClient(ClientChannel(self._handle.address), factory.tokenizer.backend, factory.slots, rank)
         if settings.enable_log_requests:
             self.client.request_log = RequestLog(
@@ -127,8 +109,8 @@ class RunningCore:
         connected = await self.client.close()
         await self._handle.join(_STOP_TIMEOUT if connected else 0.0)
 
-    def _new_handle(self) -> CoreHandle:
-        return ThreadCore() if self._place is None else ProcessCore(self._place, f"quire-engine-{self._rank}")
+    def _new_handle(self, prepared: PreparedProcess | None = None) -> CoreHandle:
+        return ThreadCore() if self._place is None else ProcessCore(self._place, f"quire-engine-{self._rank}", prepared)
 
     def _start(self) -> None:
         traces = self._traces
@@ -136,6 +118,8 @@ class RunningCore:
             logs, exported = LogOptions.of(self._settings), None if traces is None else traces.settings
             body: CoreEntry = partial(serve_core_in_process, self._config, logs, exported)
         else:
+            from quire.engine.build.engine import serve_core  # noqa: PLC0415 imports torch
+
             body = partial(serve_core, self._config, observer=None if traces is None else traces.new_observer())
         self._handle.start(body, self.client.fail)
 

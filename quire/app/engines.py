@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from quire.app.cores import CoreFactory, SingleCore
 from quire.app.logs import start_logging
 from quire.app.models import ModelSource
-from quire.app.replicas import Replicas
 from quire.app.running_models import NewObserver, RunningModel, StepTraces, engine_options, front_end_of
 from quire.config.commands import Serve
 from quire.config.options import ModelOptions, ParallelOptions
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.client.engine import Engine
+from quire.engine.client.launch import PreparedProcess
 from quire.engine.client.model_info import ModelInfo
+from quire.engine.client.replicas.scaling import Scaling
 from quire.engine.client.slots import Slots
-from quire.engine.execution.devices.select import uses_gpu
 from quire.engine.execution.memory import MemoryShare, free_memory
 from quire.engine.models.config_reader import ConfigReader
 from quire.engine.models.family import WithoutCache
@@ -24,6 +25,9 @@ from quire.engine.models.model_config import ModelConfig
 from quire.multimodal.memory import MediaMemory
 from quire.rendering.tokenizer import Tokenizer
 from quire.serving.models import ServedModel, ServerState
+
+if TYPE_CHECKING:  # it imports torch
+    from quire.app.replicas import Replicas
 
 
 def weight_bytes(source: ModelSource) -> int:
@@ -48,16 +52,24 @@ async def start_engines(
     sources: Sequence[ModelSource],
     configs: ConfigReader,
     traces: StepTraces | None = None,
+    *,
+    prepared: PreparedProcess | None = None,
 ) -> AsyncIterator[RunningEngine]:
     """Start an engine for each model; those on a GPU one after the other, so that each sees what others have taken.
 
-    `traces`: how their steps are traced; None: they are not.
+    `traces`: how their steps are traced; None: they are not. `prepared`: the process of the engine, if there is one
+    model.
 
     Raises:
         ModelError: a model's config cannot be read.
         EngineDead: an engine before the last one could not be loaded.
     """
-    if len(sources) < 2 or not uses_gpu(settings.device):
+    if len(sources) == 1:
+        yield RunningEngine(sources[0], configs.next(), settings, None, traces, prepared)
+        return
+    from quire.engine.execution.devices.select import uses_gpu  # noqa: PLC0415 imports torch
+
+    if not uses_gpu(settings.device):
         share = host_share(sources)
         for source in sources:
             yield RunningEngine(source, configs.next(), settings, share, traces)
@@ -115,6 +127,7 @@ class RunningEngine(RunningModel):
         settings: Serve,
         memory_share: MemoryShare | None,
         traces: StepTraces | None = None,
+        prepared: PreparedProcess | None = None,
     ) -> None:
         """Start loading the model; `loaded` waits for it.
 
@@ -130,11 +143,15 @@ class RunningEngine(RunningModel):
             self._tokenizer,
             Slots(settings.max_num_seqs + settings.max_num_queued_seqs, settings.max_client_share),
             traces,
+            prepared,
         )
         self._model: ServedModel | None = None
         self._cores: SingleCore | Replicas
+        self._scaling: Scaling | None = None
         if settings.has_replicas:
-            self._cores = Replicas(factory, weight_bytes(source))
+            from quire.app.replicas import Replicas  # noqa: PLC0415 imports torch
+
+            self._cores = self._scaling = Replicas(factory, weight_bytes(source))
         else:
             self._cores = SingleCore(factory, memory_share)
         self.client: Engine = self._cores.engine
@@ -150,9 +167,8 @@ class RunningEngine(RunningModel):
     async def loaded(self, media_memory: MediaMemory | None = None) -> ServedModel:
         """See `RunningModel`."""
         info = await self.ready()
-        scaling = self._cores if isinstance(self._cores, Replicas) else None
         self._model = front_end_of(
-            self._source, self._settings, self._tokenizer, self.client, info, scaling, media_memory
+            self._source, self._settings, self._tokenizer, self.client, info, self._scaling, media_memory
         )
         return self._model
 

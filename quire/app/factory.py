@@ -58,16 +58,24 @@ _EXPOSED = (REQUEST_ID, IGNORED_FIELDS, NOT_STORED, "retry-after", SERVER_TIMING
 
 
 def create_app(
+    routes: FastAPI,
     state: ServerState,
     metrics: Metrics,
-    service: ResponseService,
     sessions: Sessions,
     server: ServerOptions,
     keys: KeyRing,
     logs: LogOptions,
     tracing: Tracing | None = None,
 ) -> ASGIApp:
-    """The app with all routes and middleware. `tracing`: traces requests; None: they are not traced."""
+    """The app with all routes and middleware.
+
+    Args:
+        routes: see `create_routes`.
+        tracing: traces requests; None: they are not traced.
+    """
+    if not state.renders_only:
+        routes.include_router(realtime.router(sessions))
+    _add_exposition(routes, Exposition(metrics))
     layers: list[Middleware] = [request_tracking(state, metrics, AccessLog(logs), tracing)]
     if (check := host_check(server)) is not None:
         layers.append(check)
@@ -76,13 +84,11 @@ def create_app(
     layers += [orca_header(state), refusal_while_draining(state)]
     layers += [doors(keys, sessions.secrets, server), rate_limits(metrics)]
     layers += [body_limit(int(state.limits.max_body_size)), probes(state)]
-    return apply_middleware(create_routes(state, metrics, service, sessions, server), layers)
+    return apply_middleware(routes, layers)
 
 
-def create_routes(
-    state: ServerState, metrics: Metrics, service: ResponseService, sessions: Sessions, server: ServerOptions
-) -> FastAPI:
-    """All routes, without middleware."""
+def create_routes(state: ServerState, service: ResponseService, server: ServerOptions) -> FastAPI:
+    """The routes that can be made while the models load: all but those of metrics and of realtime sessions."""
     # FastAPI's own traces would be second ones if the environment sets a provider, and its logs have what it refuses.
     nothing: Any = {"tracing": False, "metrics": False, "logs": False}
     app = _Documented(title="Quire", version=__version__, telemetry=nothing)
@@ -95,18 +101,18 @@ def create_routes(
     if state.renders_only:
         app.router.default = _refuse_others
     else:
-        for routes in _engine_routers(state, service, sessions):
+        for routes in _engine_routers(state, service):
             app.include_router(routes)
-    exposition = Exposition(metrics)
+    return app
 
+
+def _add_exposition(app: FastAPI, exposition: Exposition) -> None:
     @app.get("/metrics", response_class=Response)
     async def prometheus(request: Request) -> Response:
         """Metrics in Prometheus' text format, or in OpenMetrics if the Accept header names it."""
         headers = request.headers
         page = await exposition.page(headers.get("accept", ""), headers.get("accept-encoding", ""))
         return Response(page.body, headers=page.headers)
-
-    return app
 
 
 def _render_routers(state: ServerState, service: ResponseService) -> list[APIRouter]:
@@ -120,14 +126,13 @@ def _render_routers(state: ServerState, service: ResponseService) -> list[APIRou
     ]
 
 
-def _engine_routers(state: ServerState, service: ResponseService, sessions: Sessions) -> list[APIRouter]:
+def _engine_routers(state: ServerState, service: ResponseService) -> list[APIRouter]:
     """The routers that a server with an engine has beside those."""
     pooling = (embeddings, rerank, cohere, tei)
     modules = (completions, chat, anthropic, generate, *pooling, speech, files, sleep, operation, invocations)
     return [
         *(module.router(state) for module in modules),
         responses.router(state, service),
-        realtime.router(sessions),
         page.router(),
     ]
 

@@ -24,7 +24,7 @@ from quire.api.responses.errors import StoreFailed
 from quire.api.responses.service import ResponseService
 from quire.api.responses.store import ResponseStore
 from quire.app.exits import end_process
-from quire.app.factory import create_app
+from quire.app.factory import create_app, create_routes
 from quire.app.rate_limits import TokenCounter
 from quire.app.reload import WatchedFiles
 from quire.app.running_models import RunningModel, StartModels, StepTraces
@@ -182,26 +182,8 @@ async def _application(
     settings: Serve, running: Sequence[RunningModel], store: ResponseStore, traces: RunningTraces | None
 ) -> AsyncIterator[Application]:
     media_memory = MediaMemory(int(settings.max_media_memory), settings.max_client_share)
-    models = await asyncio.gather(*(model.loaded(media_memory) for model in running))
-    multiprocessing.active_children()  # reaps the process that has read the configs: nobody waits for it
-    state = _state(settings, models, media_memory)
-    metrics = Metrics(
-        max_model_len=max(model.info.max_model_len for model in models),
-        vllm_names=settings.vllm_metric_names,
-        options=MetricsOptions.of(settings),
-        kv_cache_metrics=settings.kv_cache_metrics,
-    )
-    options = ServerOptions.of(settings)
-    keys = KeyRing(options)
-    for number, (started, model) in enumerate(zip(running, models, strict=True)):
-        started.observe(partial(_model_metrics, {}, metrics, model, EngineOptions.of(settings)), number)
-        model.client.observers.add(TokenCounter(keys))
-        if traces is not None:
-            model.client.observers.add(traces.tracing.observer(model.names[0]))
-    tracing = None
-    if traces is not None:
-        tracing = traces.tracing
-        traces.export.count_drops(metrics.trace_spans_dropped.inc)
+    loading = asyncio.gather(*(model.loaded(media_memory) for model in running))
+    state = _state(settings, media_memory)
     tool_servers = ToolServers(
         urls_by_label(settings.tool_server),
         settings.tool_timeout,
@@ -209,17 +191,37 @@ async def _application(
         settings.max_client_share,
     )
     responses = ResponseService(state, store, tool_servers)
-    sessions = Sessions(
-        state,
-        RealtimeOptions.of(settings),
-        options,
-        metrics,
-        transcriber_factory(),
-        settings.max_client_share,
-        utterance_trace=nullcontext if tracing is None else tracing.utterance,
-    )
-    app = create_app(state, metrics, responses, sessions, options, keys, LogOptions.of(settings), tracing)
+    options = ServerOptions.of(settings)
     try:
+        routes = create_routes(state, responses, options)  # a quarter of a second, in which the models load
+        state.models = models = await loading
+        multiprocessing.active_children()  # reaps the process that has read the configs: nobody waits for it
+        metrics = Metrics(
+            max_model_len=max(model.info.max_model_len for model in models),
+            vllm_names=settings.vllm_metric_names,
+            options=MetricsOptions.of(settings),
+            kv_cache_metrics=settings.kv_cache_metrics,
+        )
+        keys = KeyRing(options)
+        for number, (started, model) in enumerate(zip(running, models, strict=True)):
+            started.observe(partial(_model_metrics, {}, metrics, model, EngineOptions.of(settings)), number)
+            model.client.observers.add(TokenCounter(keys))
+            if traces is not None:
+                model.client.observers.add(traces.tracing.observer(model.names[0]))
+        tracing = None
+        if traces is not None:
+            tracing = traces.tracing
+            traces.export.count_drops(metrics.trace_spans_dropped.inc)
+        sessions = Sessions(
+            state,
+            RealtimeOptions.of(settings),
+            options,
+            metrics,
+            transcriber_factory(),
+            settings.max_client_share,
+            utterance_trace=nullcontext if tracing is None else tracing.utterance,
+        )
+        app = create_app(routes, state, metrics, sessions, options, keys, LogOptions.of(settings), tracing)
         yield Application(settings, running, store, metrics, app, state, responses, sessions, keys)
     finally:
         await tool_servers.aclose()
@@ -258,10 +260,11 @@ def _watched_files(settings: Serve, tls: Tls | None, keys: KeyRing) -> Iterator[
         yield WatchedFiles(f"keys {settings.api_key_file}", [settings.api_key_file], keys.read), True
 
 
-def _state(settings: Serve, models: Sequence[ServedModel], media_memory: MediaMemory) -> ServerState:
+def _state(settings: Serve, media_memory: MediaMemory) -> ServerState:
+    """The state of a server whose models are being loaded."""
     media = MediaOptions.of(settings)
     return ServerState(
-        models=models,
+        models=[],
         limits=LimitOptions.of(settings),
         media_memory=media_memory,
         strict_fields=settings.strict_fields,

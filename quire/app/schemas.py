@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Iterator
 
 from pydantic import BaseModel
+from pydantic.warnings import UnsupportedFieldAttributeWarning
 
 _PACKAGE = "quire.protocol."
+
+
+def defer_schemas() -> None:
+    """Let pydantic make the schema of each model when something needs it: all of them take a third of a second.
+
+    A server makes those of its endpoints once it has nothing to do; see `make_schemas`.
+    """
+    BaseModel.model_config["defer_build"] = True
+    # FastAPI hides it while it defines a route, but the schemas of its bodies are made later now.
+    warnings.simplefilter("ignore", UnsupportedFieldAttributeWarning)
 
 
 async def make_schemas() -> None:

@@ -22,6 +22,7 @@ from quire.config.command import ConfigError
 from quire.config.commands import Render, Serve
 from quire.config.key_file import KeyFileError
 from quire.config.options import ModelOptions, ServerOptions, TlsOptions
+from quire.engine.client.launch import PreparedProcess
 from quire.engine.models.config.pooling import PoolingOptions
 from quire.engine.models.config_reader import ConfigReader, ReadingOptions
 from quire.engine.models.torch_import import import_torch
@@ -31,9 +32,16 @@ logger = logging.getLogger("quire")
 StartSources = Callable[[Sequence[ModelSource], ConfigReader, StepTraces | None], AsyncIterator[RunningModel]]
 
 
-def run(settings: Serve, configs: ConfigReader | None = None) -> int:
-    """Serve until a signal arrives; returns the exit status. `configs`: a reader that has been started."""
+def run(settings: Serve, configs: ConfigReader | None = None, prepared: PreparedProcess | None = None) -> int:
+    """Serve until a signal arrives; returns the exit status.
+
+    Args:
+        settings: settings of the command.
+        configs: a reader that has been started.
+        prepared: a process for the engine, if there is one engine and it is to have one.
+    """
     begin(settings)
+    settings, prepared = _with_place(settings, prepared)
     if settings.headless:
         configs = configs or ConfigReader()
         (source,) = find_models(settings, configs)
@@ -43,12 +51,24 @@ def run(settings: Serve, configs: ConfigReader | None = None) -> int:
         return run_headless(settings, source, configs)
 
     def import_engines() -> StartSources:
-        import_torch()
-        from quire.app.engines import start_engines  # noqa: PLC0415 imports torch
+        if prepared is None:
+            import_torch()
+        from quire.app.engines import start_engines  # noqa: PLC0415 while the models' configs are read
 
-        return partial(start_engines, settings)
+        return partial(start_engines, settings, prepared=prepared)
 
     return run_server(settings, configs, import_engines)
+
+
+def _with_place(settings: Serve, prepared: PreparedProcess | None) -> tuple[Serve, PreparedProcess | None]:
+    """Decide whether the engine has a process of its own, and whether it is the one that has been started."""
+    is_single = len(settings.model) == 1 and not (settings.has_replicas or settings.headless)
+    if prepared is not None and (settings.engine_process is False or not is_single):
+        prepared.cancel()
+        prepared = None
+    if settings.engine_process is None:
+        settings = settings.model_copy(update={"engine_process": prepared is not None})
+    return settings, prepared
 
 
 def begin(settings: Serve) -> None:

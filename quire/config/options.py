@@ -717,7 +717,11 @@ class EngineOptions(Options):
         "/stop_profile; torch_profiler_dir is a directory or a URI of fsspec; a profile ends by itself after "
         "max_iterations steps (default: 200; 0: no limit) or max_seconds (default: 60); default: no profiler",
     )
-    engine_process: Flag = Field(False, description="run the engine in a separate process instead of a thread")
+    engine_process: Flag | None = Field(
+        None,
+        description="run an engine in a process of its own, and not in a thread of the server; default: a process for "
+        "one model, threads for several",
+    )
     on_engine_death: Literal["exit", "restart"] = Field(
         "exit",
         description="action when an engine has died; exit: stop the server with status 1; restart: load the model "

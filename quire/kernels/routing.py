@@ -38,6 +38,41 @@ def reference_softmax(logits: Tensor, top_k: int, *, renormalize: bool) -> tuple
     return chosen, weights / weights.sum(-1, keepdim=True) if renormalize else weights
 
 
+def biased_softmax(
+    logits: Tensor, bias: Tensor, top_k: int, *, least_sum: float, scale: float
+) -> tuple[Tensor, Tensor]:
+    """The experts with the highest sums of softmax and bias; their weights have no bias (ERNIE 4.5). In torch.
+
+    Args:
+        logits: (tokens, experts) float32.
+        bias: (experts,) float32.
+        top_k: experts of a token.
+        least_sum: the softmax weights of chosen experts are divided by their sum, but by no less than this.
+        scale: factor of the weights.
+
+    Returns:
+        as `softmax_top_k`.
+    """
+    probabilities = logits.softmax(-1)
+    chosen = (probabilities + bias).topk(top_k, -1).indices
+    weights = probabilities.gather(-1, chosen)
+    return chosen, scale * weights / weights.sum(-1, keepdim=True).clamp(min=least_sum)
+
+
+def sigmoid_top_k(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """The experts with the highest logits, and the sigmoids of these, which do not sum to 1 (Llama 4). In torch.
+
+    Args:
+        logits: (tokens, experts) float32.
+        top_k: experts of a token.
+
+    Returns:
+        as `softmax_top_k`.
+    """
+    values, chosen = logits.topk(top_k, -1)
+    return chosen, sigmoid(values)
+
+
 def _grouped_softmax(
     logits: Tensor, top_k: int, *, renormalize: bool, groups: int, top_groups: int
 ) -> tuple[Tensor, Tensor]:

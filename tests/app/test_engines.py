@@ -8,12 +8,14 @@ from typing import Any, ClassVar
 
 import pytest
 
-from quire.app import cores, engines
+from quire.app import engines
 from quire.app.engines import RunningEngine, gpu_share, host_share, start_engines
 from quire.app.models import ModelSource
 from quire.config.commands import Serve
+from quire.engine.build import engine as build
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.client.errors import EngineDead
+from quire.engine.execution.devices import select
 from quire.engine.execution.memory import MemoryShare
 from quire.engine.models.model_config import read_model_config
 from tests.support.encoders import tiny_embedder
@@ -90,7 +92,7 @@ async def started(sources: list[ModelSource], **options: Any) -> int:
 async def test_engines_on_a_gpu_load_one_after_the_other(
     sources: list[ModelSource], own_processes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "uses_gpu", lambda _: True)
+    monkeypatch.setattr(select, "uses_gpu", lambda _: True)
     assert await started(sources, engine_process=own_processes) == 3
     assert FakeEngine.log == ["start a", "wait a", "start b", "wait b", "start c", "wait c"]
     steps = (0, 0) if own_processes else (10, 210)
@@ -111,7 +113,7 @@ async def test_an_engine_is_started_again_with_its_new_share(tmp_path: Path, mon
         used.append(config.memory_share)
         FakeCore(die_at_step=1)(address)
 
-    monkeypatch.setattr(cores, "serve_core", serve)
+    monkeypatch.setattr(build, "serve_core", serve)
     folder = save_model(make_model("llama", num_hidden_layers=1), tmp_path)
     write_tokenizer(folder)
     share = MemoryShare(0, engines=2, weights=23)
@@ -130,7 +132,7 @@ async def test_an_engine_is_started_again_with_its_new_share(tmp_path: Path, mon
 async def test_no_engine_starts_after_one_that_fails(
     sources: list[ModelSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "uses_gpu", lambda _: True)
+    monkeypatch.setattr(select, "uses_gpu", lambda _: True)
     monkeypatch.setattr(FakeEngine, "broken", "b")
     with pytest.raises(EngineDead, match="no memory"):
         await started(sources)
@@ -143,7 +145,6 @@ async def test_engines_on_cpus_load_at_once(sources: list[ModelSource]) -> None:
     assert len({share.host_bytes for share in FakeEngine.shares if share is not None}) == 1
 
 
-async def test_a_single_engine_has_all_memory(sources: list[ModelSource], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "uses_gpu", lambda _: True)
+async def test_a_single_engine_has_all_memory(sources: list[ModelSource]) -> None:
     assert await started(sources[:1]) == 1
     assert FakeEngine.shares == [None]

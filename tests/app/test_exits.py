@@ -33,14 +33,14 @@ if __name__ == "__main__":
 """
 _IMPORTING = """
 import signal, sys
-from quire.app import cli
+from quire.app import cli, schemas
 
 def imports():
     print("imports", flush=True)
     while True:
         signal.pause()
 
-cli.defer_schemas = imports
+schemas.defer_schemas = imports
 sys.argv = ["quire", "serve"]
 cli.main()
 """

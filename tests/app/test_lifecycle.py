@@ -77,7 +77,7 @@ def test_a_signal_while_loading_ends_the_server_cleanly(tmp_path: Path, moment: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [[], ["--engine-process"]], ids=["thread", "process"])
+@pytest.mark.parametrize("flags", [[], ["--engine-process"], ["quire-nano"]], ids=["threads", "processes", "one model"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_a_signal_at_any_moment_leaves_no_processes(flags: list[str], number: signal.Signals, tmp_path: Path) -> None:
     """Sixteen starts, each stopped a little later than the one before."""

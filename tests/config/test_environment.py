@@ -39,7 +39,7 @@ def started(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> Serve:
     """The settings with which the command would serve."""
     reached: list[Serve] = []
 
-    def run(settings: Serve, _: object) -> int:
+    def run(settings: Serve, *_: object) -> int:
         reached.append(settings)
         return 0
 

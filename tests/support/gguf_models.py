@@ -23,24 +23,36 @@ from tests.support.tokenizer import ALPHABET, CHAT_TEMPLATE, SPECIAL
 Array = NDArray[Any]
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
 ARCHITECTURES = {
+    "arcee": "arcee",
     "bert": "bert",
     "cohere": "command-r",
     "cohere2": "cohere2",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
+    "dots1": "dots1",
+    "ernie4_5": "ernie4_5",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "exaone4": "exaone4",
     "falcon": "falcon",
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
+    "glm4": "glm4",
+    "glm4_moe": "glm4moe",
     "gpt_oss": "gpt-oss",
     "granite": "granite",
     "granitemoe": "granitemoe",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "hunyuan_v1_moe": "hunyuan-moe",
     "lfm2": "lfm2",
     "llama": "llama",
+    "llama4_text": "llama4",
+    "minimax_m2": "minimax-m2",
     "mistral": "llama",
     "mixtral": "llama",
     "nomic_bert": "nomic-bert",
     "olmo2": "olmo2",
+    "olmo3": "olmo2",
     "phi": "phi2",
     "phi3": "phi3",
     "qwen2": "qwen2",
@@ -52,6 +64,7 @@ ARCHITECTURES = {
     "qwen3_vl_moe_text": "qwen3vlmoe",
     "qwen3_vl_text": "qwen3vl",
     "ministral3": "mistral3",
+    "seed_oss": "seed_oss",
     "smollm3": "smollm3",
     "stablelm": "stablelm",
     "starcoder2": "starcoder2",
@@ -63,6 +76,7 @@ KINDS = [*(1 for _ in ALPHABET), *(3 for _ in SPECIAL), 1, 1]
 _EXPERT = re.compile(r"(?P<before>.*experts)\.(?P<index>\d+)\.(?P<after>.*)")
 _LATENT = re.compile(r"(?P<before>.*self_attn)\.kv_b_proj\.weight")
 _PAIRS = (
+    "arcee",
     "granite",
     "granitemoe",
     "llama",
@@ -199,8 +213,8 @@ def _converted(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str
             stacks.setdefault(f"{match['before']}.{match['after']}", {})[int(match["index"])] = weight
         elif kind == "gpt_oss" and ".experts." in name:
             arrays |= _gpt_oss_experts(name, weight)
-        elif ".experts." in name:
-            arrays |= _stacked_experts(name, weight)
+        elif ".experts." in name:  # Llama 4's inputs lie before the outputs
+            arrays |= _stacked_experts(name, weight.swapaxes(1, 2) if kind == "llama4_text" else weight)
         elif name.endswith((".input_linear.weight", ".output_linear.weight")):
             arrays |= _granite_experts(name, weight)
         elif (match := _LATENT.fullmatch(name)) is not None:
@@ -341,6 +355,7 @@ def _metadata(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str,
         **_scaling(rope, config),
         **(_deepseek(config, rope) if kind.startswith("deepseek") else {}),
         **(_lfm2(config) if kind == "lfm2" else {}),
+        **(_relative(config) if kind in LLAMA_RELATIVES else {}),
     }
     return {key: float(value) if key.endswith("_scale") and value else value for key, value in values.items()}
 
@@ -376,6 +391,41 @@ def _lfm2(config: dict[str, Any]) -> dict[str, Any]:
         ".attention.layer_norm_rms_epsilon": config["norm_eps"],
         ".shortconv.l_cache": config["conv_L_cache"],
     }
+
+
+LLAMA_RELATIVES = (
+    *("dots1", "ernie4_5_moe", "exaone4", "glm4_moe", "hunyuan_v1_dense", "hunyuan_v1_moe", "llama4_text"),
+    *("minimax_m2", "olmo3"),
+)
+
+
+def _relative(config: dict[str, Any]) -> dict[str, Any]:
+    """What relatives of Llama have besides."""
+    get, kind = config.get, config["model_type"]
+    rope = get("rope_parameters") or {}
+    dim = get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    stretched = rope["rope_theta"] * rope["alpha"] ** (dim / (dim - 2)) if rope.get("alpha") else None
+    windows = [type_ == "sliding_attention" for type_ in get("layer_types") or ()]
+    has_plain_size = kind in ("hunyuan_v1_moe", "llama4_text", "minimax_m2")
+    values = {
+        ".feed_forward_length": get("intermediate_size_mlp"),
+        ".rope.freq_base": stretched,
+        ".attention.sliding_window": get("sliding_window") if any(windows) else None,
+        ".attention.sliding_window_pattern": windows if any(windows) else None,
+        ".expert_count": get("n_routed_experts") or get("moe_num_experts"),
+        ".expert_used_count": get("moe_k") or get("moe_topk"),
+        ".expert_shared_count": get("n_shared_experts") or get("moe_num_shared_experts"),
+        ".expert_feed_forward_length": get("intermediate_size") if has_plain_size else None,
+        ".expert_shared_feed_forward_length": get("intermediate_size") if kind == "hunyuan_v1_moe" else None,
+        ".leading_dense_block_count": get("first_k_dense_replace", get("moe_layer_start_index")),
+        ".interleave_moe_layer_step": get("interleave_moe_layer_step") or get("moe_layer_interval"),
+        ".expert_weights_scale": get("routed_scaling_factor"),
+        ".expert_weights_norm": get("norm_topk_prob"),
+        ".expert_gating_func": 2 if kind in ("glm4_moe", "minimax_m2") else None,
+        ".expert_group_count": get("n_group"),
+        ".expert_group_used_count": get("topk_group"),
+    }
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _deepseek(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:

@@ -277,6 +277,118 @@ DELTA_NETS: dict[str, tuple[str, dict[str, Any]]] = {
     "kimi_linear": ("kimi_linear", _KIMI),
 }
 
+_PARTIAL = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+_GROUPED_EXPERTS = {
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5,
+}
+_LAYERS = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 24}
+# Relatives of Llama whose attention, norms or experts differ; two layers each.
+LLAMA_RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
+    "apertus": ("apertus", {}),
+    "arcee": ("arcee", {"mlp_bias": True}),
+    "deepseek_v32": (
+        "deepseek_v32",
+        {**_MLA, "index_n_heads": 8, "index_head_dim": 16, "index_topk": 24, "num_hidden_layers": 2},
+    ),
+    "glm_moe_dsa": (
+        "glm_moe_dsa",
+        {
+            **{name: value for name, value in _MLA.items() if name != "first_k_dense_replace"},
+            "index_n_heads": 8,
+            "index_head_dim": 16,
+            "index_topk": 24,
+            "num_hidden_layers": 3,
+            "indexer_types": ["full", "shared", "full"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+        },
+    ),
+    "dots1": ("dots1", {**_GROUPED_EXPERTS, **_LAYERS}),
+    "ernie4_5": ("ernie4_5", {"use_bias": True, "head_dim": 16}),
+    "ernie4_5_moe": (
+        "ernie4_5_moe",
+        {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 48, "moe_num_shared_experts": 1},
+    ),
+    "cwm": ("cwm", {**_LAYERS, "head_dim": 16, "rope_parameters": _LLAMA3, "bos_token_id": 0}),
+    "exaone4": ("exaone4", _LAYERS),
+    "exaone_moe": (
+        "exaone_moe",
+        {
+            **{name: value for name, value in _GROUPED_EXPERTS.items() if name not in ("n_routed_experts",)},
+            **_LAYERS,
+            "num_experts": 8,
+            "num_shared_experts": 1,
+            "mlp_layer_types": ["dense", "sparse"],
+        },
+    ),
+    "flex_olmo": ("flex_olmo", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "glm4_moe_lite": (
+        "glm4_moe_lite",
+        {
+            **{name: value for name, value in _MLA.items() if name != "first_k_dense_replace"},
+            "num_hidden_layers": 2,
+            "mlp_layer_types": ["dense", "sparse"],
+        },
+    ),
+    "olmoe": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "solar_open": (
+        "solar_open",
+        {
+            **{name: value for name, value in _GROUPED_EXPERTS.items() if name != "first_k_dense_replace"},
+            "head_dim": 16,
+        },
+    ),
+    "exaone4-rope": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "glm": ("glm", {"head_dim": 16, "rope_parameters": _PARTIAL}),
+    "glm4": ("glm4", {"head_dim": 32, "rope_parameters": _PARTIAL}),
+    "glm4_moe": ("glm4_moe", {**_GROUPED_EXPERTS, "use_qk_norm": True, "rope_parameters": _PARTIAL}),
+    "hunyuan_v1_dense": (
+        "hunyuan_v1_dense",
+        {
+            "head_dim": 16,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0},
+        },
+    ),
+    "hunyuan_v1_moe": ("hunyuan_v1_moe", {"head_dim": 16, "num_experts": 4, "moe_topk": [2, 1]}),
+    "llama4": (
+        "llama4_text",
+        {
+            "head_dim": 16,
+            "num_hidden_layers": 3,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "intermediate_size_mlp": 80,
+            "moe_layers": [0, 2],
+            "no_rope_layers": [1, 1, 0],
+            "attention_chunk_size": 32,
+            "floor_scale": 16,
+            "attn_scale": 0.3,
+        },
+    ),
+    "minimax_m2": (
+        "minimax_m2",
+        {"head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2, "rope_parameters": _PARTIAL},
+    ),
+    "olmo3": (
+        "olmo3",
+        {
+            **_LAYERS,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "full_attention": _YARN,
+            },
+        },
+    ),
+    "seed_oss": ("seed_oss", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+}
+
 # Models that run as transformers' own implementation, with its attention replaced.
 FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "diffllama": ("diffllama", {}),  # calls attention twice in each layer
@@ -312,7 +424,7 @@ FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def make_model(case: str, *, seed: int = 0, **changes: Any) -> Any:
     """Build a transformers model of a case in float32, with weights large enough for distinct logits."""
-    model_type, overrides = {**DECODERS, **FALLBACKS, **STATE_SPACES, **DELTA_NETS}[case]
+    model_type, overrides = {**DECODERS, **FALLBACKS, **STATE_SPACES, **DELTA_NETS, **LLAMA_RELATIVES}[case]
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(seed)

@@ -143,7 +143,7 @@ def cores_and_ranks(server: ServerProcess) -> list[psutil.Process]:
     for child in psutil.Process(server.process.pid).children(recursive=True):
         command = command_of(child)
         forked = "preloaded" in command and child.ppid() != server.process.pid  # the server's own fork forks others
-        if "spawn_main" in command or forked:
+        if "spawn_main" in command or forked or child.name().startswith("quire-engine"):
             started.append(child)
     return sorted(started, key=lambda child: (child.create_time(), child.pid))
 

@@ -22,7 +22,7 @@ from quire.api.responses.service import ResponseService
 from quire.api.responses.store import ResponseStore
 from quire.app.access_log import AccessLog
 from quire.app.connections import Connections
-from quire.app.factory import create_app
+from quire.app.factory import create_app, create_routes
 from quire.app.listener import accept_connections
 from quire.app.rate_limits import TokenCounter
 from quire.app.server import protocol_of
@@ -188,9 +188,8 @@ async def running_server(
             options.max_client_share,
             utterance_trace=nullcontext if tracing is None else tracing.utterance,
         )
-        app = create_app(
-            state, metrics, ResponseService(state, store, tool_servers), sessions, options, keys, options, tracing
-        )
+        routes = create_routes(state, ResponseService(state, store, tool_servers), options)
+        app = create_app(routes, state, metrics, sessions, options, keys, options, tracing)
         connections = Connections(options)
         event_size = int(options.max_realtime_event_size)
         url = await stack.enter_async_context(

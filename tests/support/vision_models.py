@@ -160,6 +160,18 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
         ),
     ),
     "idefics2": ("idefics2", _config("mistral", {"model_type": "idefics2", **VISION}, perceiver_config=_PERCEIVER)),
+    "llama4": (
+        "llama4",
+        _config(
+            "llama4_text",
+            {"model_type": "llama4_vision_model", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+            | {"intermediate_size": 128, "image_size": 28, "patch_size": 14, "vision_output_dim": 64}
+            | {"projector_input_dim": 64, "projector_output_dim": 64},
+            text_fields={"head_dim": 16, "num_local_experts": 2, "intermediate_size_mlp": 96, "moe_layers": [1]}
+            | {"attention_chunk_size": 16, "no_rope_layers": [1, 0, 1]},
+            image_token_index=PICTURE,
+        ),
+    ),
     "idefics3": (
         "idefics3",
         _config("llama", {"model_type": "idefics3_vision", **_LARGER}, image_token_id=PICTURE, scale_factor=2),

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -85,6 +86,37 @@ class ProcessPlace:
 EVERYWHERE = ProcessPlace()
 
 
+class PreparedProcess:
+    """A process that starts before its core is known, and imports meanwhile what cores need."""
+
+    def __init__(self, prepare: Callable[[], None]) -> None:
+        """Start it. `prepare`: imports what cores need; it can be pickled."""
+        self._connection, end = multiprocessing.Pipe()
+        self.process = forked_process(_run_prepared, (end, prepare), "quire-engine")
+        start_without_signals(self.process)
+        end.close()  # so that the end of the process ends the pipe
+
+    def run(self, entry: bytes, address: str, place: ProcessPlace) -> None:
+        """Run a core; see `_run_in_process`."""
+        with suppress(OSError), self._connection:  # the process has ended, which its owner is told
+            self._connection.send((entry, address, place))
+
+    def cancel(self) -> None:
+        """End the process, which gets no core."""
+        self._connection.close()
+        self.process.kill()
+        self.process.join()
+
+
+def _run_prepared(connection: Connection, prepare: Callable[[], None]) -> None:
+    """Body of a `PreparedProcess`."""
+    _show_name()
+    end_with_parent()
+    prepare()
+    with suppress(EOFError), connection:  # the server has ended
+        _run_in_process(*connection.recv())
+
+
 class CoreHandle(Protocol):
     """A running core."""
 
@@ -134,8 +166,11 @@ class ThreadCore:
 class ProcessCore:
     """A core in its own process, connected through a socket file in a private folder."""
 
-    def __init__(self, place: ProcessPlace = EVERYWHERE, name: str = "quire-engine") -> None:
-        """`place`: where it runs. `name`: of the process."""
+    def __init__(
+        self, place: ProcessPlace = EVERYWHERE, name: str = "quire-engine", prepared: PreparedProcess | None = None
+    ) -> None:
+        """`place`: where it runs. `name`: of the process. `prepared`: the process; None: it starts for this core."""
+        self._prepared = prepared
         self._place = place
         self._name = name
         self._folder = tempfile.TemporaryDirectory(prefix="quire-")
@@ -144,12 +179,17 @@ class ProcessCore:
         self._report: asyncio.TimerHandle | None = None
 
     def start(self, entry: CoreEntry, on_death: Callable[[str], None]) -> None:
-        """Run `entry` in a new process and watch it."""
+        """Run `entry` in the process and watch it."""
         # The entry is pickled by itself: reading it imports torch, and before that the process has to watch its server.
         # Not a daemon, which could not start the processes of other ranks; `kill_processes` ends it as well.
-        process = child_process(_run_in_process, (pickle.dumps(entry), self.address, self._place), self._name)
+        arguments = pickle.dumps(entry), self.address, self._place
         kill_with_process(self)
-        start_without_signals(process)
+        if self._prepared is None:
+            process = child_process(_run_in_process, arguments, self._name)
+            start_without_signals(process)
+        else:
+            process = self._prepared.process
+            self._prepared.run(*arguments)
         self._process = process
         loop = asyncio.get_running_loop()
 
@@ -228,10 +268,17 @@ atexit.register(kill_processes)
 def _run_in_process(entry: bytes, address: str, place: ProcessPlace) -> None:
     """Entry point of a core's process. The server ends it by a message; it also ends when the server is killed."""
     place.take()
+    _show_name()
     end_with_parent(partial(shutil.rmtree, Path(address.removeprefix("ipc://")).parent, ignore_errors=True))
     use_one_arena()
     run: CoreEntry = pickle.loads(entry)  # noqa: S301 from our own server
     run(address)
+
+
+def _show_name() -> None:
+    """Let ps and top show the name of this process, whose command line may be that of its server."""
+    with suppress(OSError):  # no Linux
+        Path("/proc/self/comm").write_text(multiprocessing.current_process().name, encoding="ascii")
 
 
 def start_without_signals(process: BaseProcess) -> None:

@@ -30,8 +30,10 @@ class KVCache(Protocol):
     Attributes:
         layers: the pages of each layer, by its index.
         states: the states of sequences; None where no layer has some.
+        layout: how layers share the blocks.
     """
 
+    layout: CacheLayout
     layers: Mapping[int, LayerCache]
     states: StateSlots | None
 
@@ -161,6 +163,7 @@ class DeviceKVCache(KVCache):
                 f"the {nbytes} bytes of the KV cache cannot be allocated: "
                 "lower --kv-cache-memory-bytes or --gpu-memory-utilization"
             ) from error
+        self.layout = layout
         self.layers = layout.divide(memory, num_blocks, block_size, dtype, by_place=True)
         sizes = layout.place_bytes(block_size, dtype)
         parts = memory.split([num_blocks * size for size in sizes])
@@ -220,6 +223,7 @@ class HostKVCache(KVCache):
         self._stride = max(1, _PREFAULT_BYTES // max(1, per_block))
         self._ahead = prefault // max(1, per_block)
         self._used = self._mapped = 0  # blocks that were written to, and that are mapped; both count from the first
+        self.layout = layout
         self.layers = layout.divide(memory, num_blocks, block_size, dtype, by_place=False)
         self.states = _states(layout, slots, lazy_zeros)
 

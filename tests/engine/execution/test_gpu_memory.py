@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from quire.engine.execution.memory import GpuMemory, MemoryShare, gpu_cache_memory
+from quire.engine.execution.gpu_memory import GpuMemory, gpu_cache_memory
+from quire.engine.execution.memory import MemoryShare
 
 TOTAL, UTILIZATION, CONTEXT = 80_000, 0.9, 500  # `CONTEXT`: of CUDA, in each process
 

@@ -45,6 +45,15 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 # Values that files have no room for, so that all models of the architecture have them.
 _GEMMA = {"query_pre_attn_scalar": 32}
+_LLAMA4 = {
+    "num_hidden_layers": 4,
+    "no_rope_layers": [1, 1, 1, 0],
+    "attention_chunk_size": 8192,
+    "floor_scale": 8192,
+    "attn_scale": 0.1,
+    "moe_layers": None,
+    "interleave_moe_layer_step": 2,
+}
 DECODERS: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama-biased-tied": {},
@@ -80,6 +89,20 @@ DECODERS: dict[str, dict[str, Any]] = {
     "cohere": {},
     "cohere2": {},
     "lfm2": {"num_hidden_layers": 2},
+    "arcee": {"num_hidden_layers": 2},
+    "dots1": {"sliding_window": None, "layer_types": None},
+    "ernie4_5": {"num_hidden_layers": 2},
+    "ernie4_5_moe": {"num_hidden_layers": 2},
+    "exaone4": {},
+    "exaone4-rope": {"num_hidden_layers": 2},
+    "glm4": {"num_hidden_layers": 2},
+    "glm4_moe": {"num_hidden_layers": 2},
+    "hunyuan_v1_dense": {"num_hidden_layers": 2},
+    "hunyuan_v1_moe": {"num_hidden_layers": 2, "moe_topk": 2},
+    "llama4": _LLAMA4,
+    "minimax_m2": {"num_hidden_layers": 2},
+    "olmo3": {},
+    "seed_oss": {"num_hidden_layers": 2},
 }
 MISTRAL3 = "mistral3"  # other names of Llama are tried as such
 SEEING = {"qwen2vl", "qwen3vl", "qwen3vlmoe"}  # are tried with their towers, in `test_gguf_projectors`
@@ -103,13 +126,13 @@ def check_tokens(folder: Path, twin: Path, **fields: Any) -> None:
         engine.core.close()
 
 
-@pytest.mark.parametrize("case", slow_but(DECODERS, "gemma3", "lfm2", "qwen3"))
+@pytest.mark.parametrize("case", slow_but(DECODERS, "gemma3", "lfm2", "qwen3", "glm4_moe", "olmo3"))
 def test_decoders(tmp_path: Path, case: str) -> None:
     check_tokens(*twins(tmp_path, case))
 
 
 def test_all_architectures_are_tried() -> None:
-    tried = [{**models.DECODERS, **models.STATE_SPACES}[case][0] for case in DECODERS]
+    tried = [{**models.DECODERS, **models.STATE_SPACES, **models.LLAMA_RELATIVES}[case][0] for case in DECODERS]
     assert {ARCHITECTURES[kind] for kind in (*tried, *ENCODERS)} | {JINA, MISTRAL3, *SEEING} == set(CONFIGS)
 
 
@@ -122,7 +145,10 @@ LISTED = {
     "gemma": ["gemma", "gemma2", "gemma3"],
     "phi": ["phi2", "phi3"],
     "granite": ["granite", "granitemoe"],
-    "olmo 2": ["olmo2"],
+    "olmo 2 and 3": ["olmo2"],
+    "glm": ["glm4", "glm4moe"],
+    "exaone 4, ernie 4.5, seed, hunyuan": ["exaone4", "ernie4_5", "ernie4_5-moe", "seed_oss", "hunyuan-dense"],
+    "llama 4, minimax, dots, arcee": ["llama4", "minimax-m2", "dots1", "arcee"],
     "falcon": ["falcon"],
     "starcoder 2": ["starcoder2"],
     "stablelm": ["stablelm"],

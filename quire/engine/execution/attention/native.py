@@ -6,6 +6,7 @@ import torch
 from typing_extensions import override
 
 from quire.engine.execution.attention.backend import AttentionBackend, PreparedAttention
+from quire.engine.execution.attention.chunked import chunk_sizes, selecting_groups, within_chunks
 from quire.engine.execution.attention.cross_attention import native_cross_attention
 from quire.engine.execution.attention.paged import (
     DecodeTokens,
@@ -30,6 +31,8 @@ class NativeAttention(AttentionBackend):
         self._cache = cache
         self._table = table
         self._varlen = all(supports_varlen(layer.keys, layer.values, dtype) for layer in cache.layers.values())
+        self._chunks = chunk_sizes(cache.layout, table.block_size)
+        self._selects = selecting_groups(cache.layout)
 
     @override
     def prepare(self, inputs: StepInputs) -> PreparedAttention:
@@ -39,6 +42,7 @@ class NativeAttention(AttentionBackend):
         attend = PagedAttention(self._cache.layers, groups, indices)
         cross = None if inputs.cross is None else native_cross_attention(self._cache.layers, inputs.cross)
         static = inputs.static and inputs.visible is None and (indices is None or self._varlen)
+        static = static and not any(self._chunks) and not any(self._selects)
         return PreparedAttention(attend, static, cross)
 
     def _group(self, inputs: StepInputs, index: int) -> GroupAttention:
@@ -54,8 +58,11 @@ class NativeAttention(AttentionBackend):
             all_rows = sequential_ranges(inputs, self._table, index, group_lengths=False)
         if inputs.visible is not None and inputs.visible.precedes_windows:
             return GroupAttention(inputs.groups[index].slots, all_rows)
-        logits_rows = DecodeTokens(metadata.logits.block_tables, metadata.logits.seq_lens)
-        return GroupAttention(inputs.groups[index].slots, all_rows, logits_rows)
+        logits_rows: QueryAttention = DecodeTokens(metadata.logits.block_tables, metadata.logits.seq_lens)
+        size, block_size = self._chunks[index], self._table.block_size
+        if size is not None:
+            all_rows, logits_rows = (within_chunks(attend, size, block_size) for attend in (all_rows, logits_rows))
+        return GroupAttention(inputs.groups[index].slots, all_rows, logits_rows, self._selects[index])
 
 
 def supports_cache(cache: KVCache, dtype: torch.dtype) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
+from quire.engine.execution.attention.selected import Place, attend_selected
 from quire.engine.execution.cache_layout import LayerCache
-from quire.engine.models.layers.inputs import StepAttention
+from quire.engine.models.layers.inputs import Selection, StepAttention
 from quire.kernels.capture import RowKind, set_row_kind
 from quire.kernels.paged_attention import (
     AttentionMetadata,
@@ -34,6 +35,10 @@ class QueryAttention(Protocol):
     def __call__(self, q: Tensor, cache: LayerCache, params: AttentionParams) -> Tensor:
         """Attend; the result is (tokens, heads, value_dim)."""
 
+    def places(self, count: int) -> Iterator[Place]:
+        """Yield the place of each query, of which there are `count`; on the host only."""
+        raise AssertionError(f"the places of queries are on the device ({type(self).__name__})")
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeTokens(QueryAttention):
@@ -46,6 +51,10 @@ class DecodeTokens(QueryAttention):
     def __call__(self, q: Tensor, cache: LayerCache, params: AttentionParams) -> Tensor:
         return paged_decode(q, cache.keys, cache.values, self.tables, self.lengths, params)
 
+    @override
+    def places(self, count: int) -> Iterator[Place]:
+        yield from map(Place, self.tables[:count], self.lengths.tolist())
+
 
 @dataclass(frozen=True, slots=True)
 class VarlenSpans(QueryAttention):
@@ -57,6 +66,15 @@ class VarlenSpans(QueryAttention):
     @override
     def __call__(self, q: Tensor, cache: LayerCache, params: AttentionParams) -> Tensor:
         return paged_varlen(q, cache.keys, cache.values, self.metadata, params, self.visible)
+
+    @override
+    def places(self, count: int) -> Iterator[Place]:
+        singles, spans, *counts = self.metadata.counts.tolist()
+        counts = [*[1] * singles, *counts[singles:spans]]
+        for table, length, tokens in zip(
+            self.metadata.block_tables, self.metadata.seq_lens.tolist(), counts, strict=False
+        ):
+            yield from _last_places(table, length, tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +92,10 @@ class PrefillSpan(QueryAttention):
     def __call__(self, q: Tensor, cache: LayerCache, params: AttentionParams) -> Tensor:
         return paged_prefill(q, cache.keys, cache.values, self.table, self.length, params, self.visible)
 
+    @override
+    def places(self, count: int) -> Iterator[Place]:
+        yield from _last_places(self.table, self.length, count)
+
 
 @dataclass(frozen=True, slots=True)
 class SequentialRanges(QueryAttention):
@@ -86,6 +108,17 @@ class SequentialRanges(QueryAttention):
         out = [attend(q[begin:end], cache, params) for begin, end, attend in self.ranges]
         return out[0] if len(out) == 1 else torch.cat(out)
 
+    @override
+    def places(self, count: int) -> Iterator[Place]:
+        for begin, end, attend in self.ranges:
+            yield from attend.places(end - begin)
+
+
+def _last_places(table: Tensor, length: int, count: int) -> Iterator[Place]:
+    """The places of the last tokens of a sequence."""
+    for seen in range(length - count + 1, length + 1):
+        yield Place(table, seen)
+
 
 @dataclass(frozen=True, slots=True)
 class GroupAttention:
@@ -95,11 +128,13 @@ class GroupAttention:
         slots: (tokens,) int64 slot mapping.
         all_rows: attention of all queries of the step.
         logits_rows: attention of the rows `logits_indices` in the last layer; None to attend with `all_rows`.
+        selects: tokens attend to selected ones of their sequences, see `Selection`.
     """
 
     slots: Tensor
     all_rows: QueryAttention
     logits_rows: QueryAttention | None = None
+    selects: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +164,13 @@ class PagedAttention(StepAttention):
         last_token_only: bool = False,
     ) -> Tensor:
         cache = self.layers[layer]
-        padded = cache.shape.is_padded
-        if padded:
+        q = self._written(cache, q, k, v, params)
+        out = self._attend(cache, q, params, last_layer, last_token_only)
+        return out[..., : cache.shape.value_dim] if cache.shape.is_padded else out
+
+    def _written(self, cache: LayerCache, q: Tensor, k: Tensor, v: Tensor | None, params: AttentionParams) -> Tensor:
+        """Write keys and values to the pages; returns the queries with as many elements as keys have there."""
+        if cache.shape.is_padded:
             # Zeros change no sum, and pages of other sizes are read by torch, whose order of sums depends on the step.
             key_dim = cache.shape.key_elements
             q, k = (F.pad(rows, (0, key_dim - rows.shape[2])) for rows in (q, k))
@@ -138,8 +178,34 @@ class PagedAttention(StepAttention):
         slots = self.groups[cache.group].slots
         scales = params.key_scale, params.value_scale, params.head_scales
         write_pages(cache.keys, cache.values, slots, k, v, *scales)
-        out = self._attend(cache, q, params, last_layer, last_token_only)
-        return out[..., : cache.shape.value_dim] if padded else out
+        return q
+
+    @override
+    def selected(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        params: AttentionParams,
+        selection: Selection,
+        *,
+        last_layer: bool = False,
+        last_token_only: bool = False,
+    ) -> Tensor:
+        cache = self.layers[layer]
+        if not self.groups[cache.group].selects:
+            return self(layer, q, k, None, params, last_layer=last_layer, last_token_only=last_token_only)
+        q = self._written(cache, q, k, None, params)
+        places = list(self.groups[cache.group].all_rows.places(len(q)))
+        if all(place.length > selection.top_k for place in places):
+            out = q.new_empty(*q.shape[:2], cache.shape.value_elements)
+        else:
+            out = self._attend(cache, q, params, last_layer, False)
+        attend_selected(q, out, cache, params, selection, places)
+        out = out[..., : cache.shape.value_dim]
+        if last_layer and last_token_only and self.logits_indices is not None:
+            return _select(out, self.logits_indices)
+        return out
 
     @override
     def projected(

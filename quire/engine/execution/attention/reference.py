@@ -8,6 +8,7 @@ import torch
 from typing_extensions import override
 
 from quire.engine.execution.attention.backend import AttentionBackend, PreparedAttention
+from quire.engine.execution.attention.chunked import chunk_sizes, selecting_groups, within_chunks
 from quire.engine.execution.attention.cross_attention import reference_cross_attention
 from quire.engine.execution.attention.paged import (
     DecodeTokens,
@@ -28,14 +29,18 @@ class ReferenceAttention(AttentionBackend):
     def __init__(self, cache: KVCache, table: RequestTable) -> None:
         self._cache = cache
         self._table = table
+        self._chunks = chunk_sizes(cache.layout, table.block_size)
+        self._selects = selecting_groups(cache.layout)
 
     @override
     def prepare(self, inputs: StepInputs) -> PreparedAttention:
         self._cache.ensure_mapped(inputs.last_block)
-        groups = [
-            GroupAttention(group.slots, sequential_ranges(inputs, self._table, index, group_lengths=True))
-            for index, group in enumerate(inputs.groups)
-        ]
+        groups = []
+        for index, (group, size) in enumerate(zip(inputs.groups, self._chunks, strict=True)):
+            attention: QueryAttention = sequential_ranges(inputs, self._table, index, group_lengths=True)
+            if size is not None:
+                attention = within_chunks(attention, size, self._table.block_size)
+            groups.append(GroupAttention(group.slots, attention, selects=self._selects[index]))
         attend = PagedAttention(self._cache.layers, groups, inputs.model.logits_indices)
         spans, table = inputs.spans, self._table
         cross = reference_cross_attention(self._cache.layers, spans, table) if table.cross_blocks.size else None

@@ -12,6 +12,7 @@ from typing_extensions import override
 from quire.allocator import return_freed_memory
 from quire.config.options import EngineOptions
 from quire.engine.execution.attention.backend import AttentionBackend
+from quire.engine.execution.attention.chunked import check_for_devices
 from quire.engine.execution.attention.flash_attn import FlashAttention
 from quire.engine.execution.attention.flashinfer import (
     AttentionKind,
@@ -27,8 +28,9 @@ from quire.engine.execution.cuda_graphs import CudaGraph, Graph, GraphSteps, cap
 from quire.engine.execution.device_inputs import DeviceInputBuilder
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.executor import BackgroundExecutor, BackgroundRunner, Executor, ParallelExecutor, Runner
+from quire.engine.execution.gpu_memory import gpu_cache_memory, measure_largest_step
 from quire.engine.execution.inputs import InputBuilder
-from quire.engine.execution.memory import MemoryShare, gpu_cache_memory, measure_largest_step
+from quire.engine.execution.memory import MemoryShare
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.device_sampler import DeviceSampler
 from quire.engine.execution.sampling.device_settings import settings_bytes
@@ -99,6 +101,7 @@ class TritonDevice(Device):
     def attention(
         self, cache: KVCache, table: RequestTable, model: LanguageModel, dtype: torch.dtype, options: EngineOptions
     ) -> AttentionBackend:
+        check_for_devices(cache.layout)
         match options.attention_backend:
             case "flash_attn":
                 return FlashAttention(cache, dtype)

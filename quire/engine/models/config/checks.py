@@ -15,6 +15,8 @@ from quire.engine.models.specs.decoder import (
     DecoderSpec,
     GroupedQueryAttention,
     GroupedSigmoidRouter,
+    Indexer,
+    LatentAttention,
     Layer,
     MoE,
     QKNorm,
@@ -153,7 +155,9 @@ def _problems(part: Any) -> Iterator[str]:
             yield f"the convolution has {width} taps, but must have at least 2"
         case GroupedQueryAttention(window=int(window)) if window < 1:
             yield f"the sliding window is {window}, but must be at least 1"
-        case GroupedQueryAttention(temperature=QueryTemperature(), qk_norm=QKNorm.HEAD):
+        case GroupedQueryAttention(chunk=int(chunk)) if chunk < 1:
+            yield f"the size of attention's chunks is {chunk}, but must be at least 1"
+        case GroupedQueryAttention(temperature=QueryTemperature(), qk_norm=QKNorm.HEAD | QKNorm.HEAD_ONLY):
             yield "its queries have a temperature, which the norms of its heads would undo"
         case GroupedQueryAttention(temperature=QueryTemperature(), rope=Rope(extension=LongRope())):
             yield "its queries have a temperature, which does not work with the rope type 'longrope'"
@@ -165,6 +169,12 @@ def _problems(part: Any) -> Iterator[str]:
             yield "the width of its convolutions is 1, but must be at least 2"
         case HeadStateSpace(heads=heads, groups=groups) if heads % groups:
             yield f"{heads} heads of a state space cannot be split into {groups} groups"
+        case LatentAttention(q_rank=None, indexer=Indexer()):
+            yield "its indexer needs q_lora_rank, as it reads compressed queries"
+        case Indexer(rope=Rope(dim=rotated), dim=dim) if rotated > dim:
+            yield f"the rotary dimension {rotated} exceeds the indexer's head size {dim}"
+        case TransformerSpec(layers=(Layer(attn=LatentAttention(indexer=Indexer(is_shared=True))), *_)):
+            yield "its first layer shares the tokens that an earlier one has selected, but there is none"
         case Rope(dim=dim) if dim % 2:
             yield f"the rotary dimension {dim} is odd"
         case MoE(top_k=top_k, experts=experts) if top_k > experts:
@@ -173,6 +183,8 @@ def _problems(part: Any) -> Iterator[str]:
             experts % groups or experts < 2 * groups
         ):
             yield f"{experts} experts cannot be split into {groups} groups of two or more"
+        case SoftmaxRouter(selection_bias=True, groups=groups) if groups > 1:
+            yield f"experts are selected with a bias, which is not supported in {groups} groups of experts"
         case MoE(router=SoftmaxRouter(groups=groups), experts=experts) if experts % groups:
             yield f"{experts} experts cannot be split into {groups} groups"
         case (

@@ -51,8 +51,7 @@ def rope_of(
             f"partial_rotary_factor is not supported with rope type {kind!r} in models of type {config.model_type!r}: "
             "they rotate whole heads"
         )
-    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
-    powers = np.power(np.float32(params["rope_theta"]), exponents)
+    powers = _powers(params["rope_theta"], dim)
     plain: Frequencies = np.float32(1) / powers
     rotated = 2 * len(plain)  # an odd number of elements is rounded up
     trained = params.get("original_max_position_embeddings") or config.max_position_embeddings
@@ -74,6 +73,18 @@ def rope_of(
     scaled = _SCALINGS[kind](plain, params, trained) if kind in _SCALINGS else plain
     factor = _yarn_factor(params) if kind == "yarn" else 1.0
     return Rope(dim=rotated, inv_freq=_values(scaled), factor=factor, interleaved=interleaved)
+
+
+def stretched_rope(theta: float, stretch: float, dim: int) -> Rope:
+    """A rope of whole heads with a base that is stretch^(dim / (dim - 2)) times as large, at all positions."""
+    return Rope(dim=dim, inv_freq=_values(1 / _powers(theta * stretch ** (dim / (dim - 2)), dim)))
+
+
+def _powers(theta: float, dim: int) -> Frequencies:
+    """Powers of a base, whose inverses are the frequencies."""
+    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
+    powers: Frequencies = np.power(np.float32(theta), exponents)
+    return powers
 
 
 def rope_parameters(config: Any) -> Params:
@@ -170,7 +181,7 @@ def max_positions(config: Any) -> int:
     limit = int(config.max_position_embeddings)
     if params.get("rope_type") == "yarn":
         return max(limit, int(params.get("original_max_position_embeddings", limit) * (params["factor"] or 1)))
-    return int(limit * params["factor"]) if params.get("rope_type") in ("linear", "dynamic") else limit
+    return int(limit * (params.get("factor") or 1)) if params.get("rope_type") in ("linear", "dynamic") else limit
 
 
 def _values(inv_freq: Frequencies) -> tuple[float, ...]:

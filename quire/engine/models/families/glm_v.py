@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from quire.engine.client.pictures import VideoInfo
 from quire.engine.models.config.placeholder import check_placeholder, text_of
-from quire.engine.models.config.rope import axes_in_sections, rope_of
+from quire.engine.models.config.rope import axes_in_sections
 from quire.engine.models.config.video_processor import VideoProcessor
-from quire.engine.models.families.deepseek import grouped_experts
-from quire.engine.models.families.llama import LLAMA, attention, decoder, head_dim, mlp, uniform
+from quire.engine.models.families.glm import GLM4, glm4, glm4_moe
+from quire.engine.models.families.llama import LLAMA
 from quire.engine.models.families.qwen_vl import grid_tower, with_axes
 from quire.engine.models.families.vision_language import language_model, vision_language_model
 from quire.engine.models.family import Family
-from quire.engine.models.specs.decoder import DecoderSpec, Layer
-from quire.engine.models.specs.tensor_names import LAYER
+from quire.engine.models.specs.decoder import DecoderSpec
 
 _SECTIONS = (8, 12, 12)  # pairs of elements of time, height and width, if a config does not say
 _PICTURE = "<|image|>"
-_OUTPUT_NORMS = (
-    (LAYER + r"post_self_attn_layernorm\.weight", "attn_output_norm.weight"),
-    (LAYER + r"post_mlp_layernorm\.weight", "ffn_output_norm.weight"),
-)
 
 
 def glm4v_text(config: Any) -> DecoderSpec:
-    """The language model of GLM-4.1V: norms before and after each branch, a rope of adjacent elements."""
-    rope = rope_of(config, head_dim(config), interleaved=True, partial=True)
-    return uniform(config, attention(config, qkv_bias=True, rope=rope), branch_output_norm=True)
-
-
-def glm4v_moe_text(config: Any) -> DecoderSpec:
-    """The language model of GLM-4.5V: DeepSeek's experts, dense first layers."""
-    rope = rope_of(config, head_dim(config), partial=True)
-    attn = attention(config, qkv_bias=bool(config.attention_bias), rope=rope)
-    experts, dense = grouped_experts(config), config.first_k_dense_replace
-    layers = [
-        Layer(attn=attn, ffn=mlp(config) if index < dense else experts) for index in range(config.num_hidden_layers)
-    ]
-    return decoder(config, layers)
+    """The language model of GLM-4.1V, whose queries, keys and values always have biases."""
+    return glm4(config, qkv_bias=True)
 
 
 def _spec(config: Any, text: DecoderSpec) -> DecoderSpec:
@@ -66,13 +48,8 @@ def _video(folder: Path, config: Any, vocab: int) -> tuple[VideoProcessor, Video
 
 
 FAMILIES = (
-    Family(
-        name="glm4v_text",
-        config_types=("glm4v_text",),
-        spec=glm4v_text,
-        tensors=replace(LLAMA, rules=(*LLAMA.rules, *_OUTPUT_NORMS)),
-    ),
-    Family(name="glm4v_moe_text", config_types=("glm4v_moe_text",), spec=glm4v_moe_text, tensors=LLAMA),
+    Family(name="glm4v_text", config_types=("glm4v_text",), spec=glm4v_text, tensors=GLM4),
+    Family(name="glm4v_moe_text", config_types=("glm4v_moe_text",), spec=glm4_moe, tensors=LLAMA),
     *(
         vision_language_model(kind, grid_tower("glm4v", placeholder=_PICTURE, video=_video), _spec)
         for kind in ("glm4v", "glm4v_moe", "glm46v")

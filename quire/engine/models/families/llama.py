@@ -44,7 +44,7 @@ _RULES = (
     (LAYER + r"mlp\.shared_experts?\.down_proj\.weight", "ffn.shared.down.weight"),
     (LAYER + r"mlp\.shared_expert_gate\.weight", "ffn.shared_gate.weight"),
     (LAYER + r"(?:mlp|block_sparse_moe)\.(?:gate|router)" + KIND, "ffn.router.{kind}"),
-    (LAYER + r"mlp\.gate\.e_score_correction_bias", "ffn.score_bias"),
+    (LAYER + r"(?:mlp|mlp\.gate|block_sparse_moe)\.e_score_correction_bias", "ffn.score_bias"),
     (_EXPERTS + r"(?P<expert>\d+)\.(?P<part>gate|up)_proj" + KIND, "ffn.experts.{expert}.gate_up.{kind}"),
     (_EXPERTS + r"(?P<expert>\d+)\.down_proj" + KIND, "ffn.experts.{expert}.down.{kind}"),
     (_EXPERTS + r"(?P<expert>\d+)\.(?P<part>w1|w3)\.weight", "ffn.experts.{expert}.gate_up.weight"),
@@ -195,6 +195,12 @@ def ministral(config: Any) -> DecoderSpec:
     return decoder(config, [Layer(attn=attn, ffn=mlp(config)) for attn in windowed(config, attention(config))])
 
 
+def cwm(config: Any) -> DecoderSpec:
+    """CWM: a sliding window on some layers."""
+    attns = windowed(config, attention(config))
+    return decoder(config, [Layer(attn=attn, ffn=biased_mlp(config)) for attn in attns])
+
+
 def ministral3(config: Any) -> DecoderSpec:
     """Ministral 3: Mistral whose queries grow with their positions."""
     params = rope_parameters(config)
@@ -233,6 +239,24 @@ def olmo2(config: Any) -> DecoderSpec:
     return uniform(config, biased_attention(config, qk_norm=QKNorm.ALL), pre_norm=False, branch_output_norm=True)
 
 
+def olmo3(config: Any) -> DecoderSpec:
+    """OLMo 3: OLMo 2 with sliding windows on some layers, which have a rope of their own."""
+    full, sliding = (rope_of(config, head_dim(config), f"{kind}_attention") for kind in ("full", "sliding"))
+    attns = windowed(config, biased_attention(config, qk_norm=QKNorm.ALL, rope=full))
+    ropes = [full if attn.window is None else sliding for attn in attns]
+    layers = [
+        Layer(attn=replace(attn, rope=rope), ffn=mlp(config), pre_norm=False, branch_output_norm=True)
+        for attn, rope in zip(attns, ropes, strict=True)
+    ]
+    return decoder(config, layers)
+
+
+def seed_oss(config: Any) -> DecoderSpec:
+    """Seed-OSS: Llama with biases that are set one by one."""
+    biases = {"qkv_bias": bool(config.attention_bias), "out_bias": bool(config.attention_out_bias)}
+    return uniform(config, attention(config, **biases), biased_mlp(config))
+
+
 def granite(config: Any, ffn: FeedForward | None = None) -> DecoderSpec:
     """Granite 3: scales of embeddings, attention scores, residuals and logits. `ffn`: None: a dense one."""
     if config.attention_multiplier <= 0:
@@ -256,12 +280,14 @@ def smollm3(config: Any) -> DecoderSpec:
 
 
 FAMILIES = (
+    Family(name="cwm", config_types=("cwm",), spec=cwm, tensors=LLAMA),
     Family(name="granite", config_types=("granite",), spec=granite, tensors=LLAMA),
     Family(name="llama", config_types=("llama",), spec=llama, tensors=LLAMA),
     Family(name="mistral", config_types=("mistral",), spec=mistral, tensors=LLAMA),
     Family(name="ministral", config_types=("ministral",), spec=ministral, tensors=LLAMA),
     Family(name="ministral3", config_types=("ministral3",), spec=ministral3, tensors=LLAMA),
     Family(name="olmo2", config_types=("olmo2",), spec=olmo2, tensors=LLAMA_OUTPUT_NORMS),
+    Family(name="olmo3", config_types=("olmo3",), spec=olmo3, tensors=LLAMA_OUTPUT_NORMS),
     Family(name="phi3", config_types=("phi3",), spec=phi3, tensors=LLAMA),
     Family(
         name="qwen2",
@@ -270,5 +296,6 @@ FAMILIES = (
         tensors=LLAMA,
     ),
     Family(name="qwen3", config_types=("qwen3", "qwen3_vl_text"), spec=qwen3, tensors=LLAMA),
+    Family(name="seed_oss", config_types=("seed_oss",), spec=seed_oss, tensors=LLAMA),
     Family(name="smollm3", config_types=("smollm3",), spec=smollm3, tensors=LLAMA),
 )

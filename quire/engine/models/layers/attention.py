@@ -13,7 +13,9 @@ from quire.engine.models.layers.step import StepContext
 from quire.engine.models.specs.decoder import GroupedQueryAttention, QKNorm, StackSpec
 from quire.kernels.output_gate import gates_of, sigmoid_gate, without_gates
 from quire.kernels.paged_attention import AttentionParams
-from quire.kernels.projected_heads import ProjectedHeads, QKNormWeights
+from quire.kernels.projected_heads import CosSin, ProjectedHeads, QKNormWeights
+from quire.kernels.rms_norm import rms_norm
+from quire.kernels.rope import apply_rope
 from quire.kernels.take_rows import take_rows
 
 
@@ -36,6 +38,8 @@ class GroupedAttentionLayer(nn.Module):
         self.qkv = Linear(model.hidden, queries * (2 if spec.output_gate else 1), keys, keys, bias=spec.qkv_bias)
         self.out = row_parallel(queries, model.hidden, group, bias=spec.out_bias)
         self.q_norm, self.k_norm = (self._norm(size, model) for size in (queries, keys))
+        self._eps = model.norm.eps
+        self._ones: Tensor | None = None  # weights of norms that have none
         self.sinks = nn.Parameter(torch.empty(spec.heads), requires_grad=False) if spec.sinks else None
         self.key_scale = self.value_scale = 1.0
         self.head_scales: Tensor | None = None
@@ -56,9 +60,15 @@ class GroupedAttentionLayer(nn.Module):
                 qkv = self._norm_heads(qkv)
             else:
                 norms = QKNormWeights(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps, self.q_norm.offset)
+        elif spec.qk_norm is QKNorm.HEAD_ONLY:
+            if self._ones is None or self._ones.dtype != qkv.dtype or self._ones.device != qkv.device:
+                self._ones = torch.ones(spec.head_dim, dtype=qkv.dtype, device=qkv.device)
+            norms = QKNormWeights(self._ones, self._ones, self._eps, 0.0)
         if spec.temperature is not None:  # before the rope, which rotates: the results are the same
             qkv[:, : self.qkv.parts[0]] *= step.query_factors[spec.temperature].to(qkv.dtype)
         rope = None if spec.rope is None else step.ropes[spec.rope]
+        if spec.norms_rotated and norms is not None and rope is not None:
+            qkv, norms, rope = self._rotated_and_normed(qkv, rope, norms), None, None
         if self.alibi is not None and self.alibi.device != qkv.device:
             self.alibi = self.alibi.to(qkv.device)
         if self.head_scales is not None and self.head_scales.device != qkv.device:
@@ -94,7 +104,20 @@ class GroupedAttentionLayer(nn.Module):
         heads = qkv.unflatten(1, (-1, spec.head_dim)).split((spec.heads, spec.kv_heads, spec.kv_heads), 1)
         return torch.cat((self.q_norm(heads[0]), self.k_norm(heads[1]), heads[2]), 1).flatten(1)
 
+    def _rotated_and_normed(self, qkv: Tensor, rope: CosSin, norms: QKNormWeights) -> Tensor:
+        """Rotate each head of queries and keys, then norm it."""
+        spec = self.spec
+        queries, keys, values = qkv.unflatten(1, (-1, spec.head_dim)).split(
+            (spec.heads, spec.kv_heads, spec.kv_heads), 1
+        )
+        queries, keys = (apply_rope(part, rope.cos, rope.sin, interleaved=rope.interleaved) for part in (queries, keys))
+        queries, keys = (
+            rms_norm(part, weight, norms.eps, norms.offset)
+            for part, weight in ((queries, norms.query), (keys, norms.key))
+        )
+        return torch.cat((queries, keys, values), 1).flatten(1)
+
     def _norm(self, size: int, model: StackSpec) -> RMSNorm | LayerNorm | None:
-        if self.spec.qk_norm is None:
+        if self.spec.qk_norm is None or self.spec.qk_norm is QKNorm.HEAD_ONLY:
             return None
         return make_norm(self.spec.head_dim if self.spec.qk_norm is QKNorm.HEAD else size, model.norm)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -119,6 +119,37 @@ class StepStates(Protocol):
         """Replace a layer's states by those behind the step's tokens, when the step has succeeded."""
 
 
+@dataclass(frozen=True, slots=True)
+class IndexQueries:
+    """What an indexer scores the tokens of a sequence with; see `Indexer`.
+
+    Attributes:
+        queries: (tokens, heads, dim).
+        weights: (tokens, heads) float32.
+    """
+
+    queries: Tensor
+    weights: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The tokens that those of a step attend to.
+
+    Attributes:
+        top_k: number of tokens.
+        key_dim: elements of the cached keys behind which the indexer's keys lie.
+        queries: makes what they are selected with, if it is needed; None: they are those in `positions`.
+        positions: by row of the step, the positions of the selected tokens, which layers pass on; rows that attend to
+            all earlier tokens are not in it.
+    """
+
+    top_k: int
+    key_dim: int
+    queries: Callable[[], IndexQueries] | None
+    positions: dict[int, Tensor]
+
+
 class StepAttention(Protocol):
     """The attention of one step: stores a layer's new keys and values, then attends to all of a sequence's."""
 
@@ -148,6 +179,23 @@ class StepAttention(Protocol):
         Returns:
             (tokens, heads, value_dim), or (len(logits_indices), heads, value_dim).
         """
+
+    def selected(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        params: AttentionParams,
+        selection: Selection,
+        *,
+        last_layer: bool = False,
+        last_token_only: bool = False,
+    ) -> Tensor:
+        """Attend as `__call__` does with keys that hold the values, to selected tokens where there are more.
+
+        Without a cache there are never more.
+        """
+        return self(layer, q, k, None, params, last_layer=last_layer, last_token_only=last_token_only)
 
     def projected(
         self,

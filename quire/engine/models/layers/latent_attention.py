@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
 from quire.engine.models.distributed.group import RankGroup
+from quire.engine.models.layers.indexer import IndexerLayer
+from quire.engine.models.layers.inputs import Selection
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import RMSNorm
 from quire.engine.models.layers.parallel import row_parallel
@@ -91,12 +95,19 @@ class LatentAttentionLayer(nn.Module):
         self.kv_a_norm = RMSNorm(spec.kv_rank, _EPS)
         self.kv_b = UpProjections(spec)
         self.out = row_parallel(spec.heads * spec.value_dim, model.hidden, group, bias=spec.bias)
+        has_indexer = spec.indexer is not None and not spec.indexer.is_shared
+        self.indexer: IndexerLayer | None = None
+        if has_indexer:
+            assert spec.indexer is not None
+            assert spec.q_rank is not None
+            self.indexer = IndexerLayer(spec.indexer, model.hidden, spec.q_rank)
         self.key_scale = self.value_scale = 1.0
 
     def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
         """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `StepAttention`."""
         spec = self.spec
-        q = self.q_b(self.q_a_norm(self.q_a(x)) if spec.q_rank is not None else x)
+        compressed = self.q_a_norm(self.q_a(x)) if spec.q_rank is not None else x
+        q = self.q_b(compressed)
         q_nope, q_rope = q.unflatten(-1, (spec.heads, -1)).split([spec.nope_dim, spec.shared_dim], -1)
         latent, k_rope = self.kv_a(x).split([spec.kv_rank, spec.shared_dim], -1)
         k_rope = k_rope[:, None]
@@ -105,19 +116,23 @@ class LatentAttentionLayer(nn.Module):
             q_rope, k_rope = (
                 apply_rope(part, rope.cos, rope.sin, interleaved=rope.interleaved) for part in (q_rope, k_rope)
             )
-        query = q.new_empty((len(q), spec.heads, spec.kv_rank + spec.shared_dim))
+        query = q.new_empty((len(q), spec.heads, spec.key_dim))
         self.kv_b.absorb(q_nope, query[..., : spec.kv_rank])
-        query[..., spec.kv_rank :] = q_rope
-        key = torch.cat((self.kv_a_norm(latent)[:, None], k_rope), -1)
+        cached = spec.kv_rank + spec.shared_dim
+        query[..., spec.kv_rank : cached] = q_rope
+        parts = [self.kv_a_norm(latent)[:, None], k_rope]
+        if self.indexer is not None:
+            query[..., cached:] = 0.0  # attention does not read the indexer's keys
+            parts.append(self.indexer.keys(x, step))
+        key = torch.cat(parts, -1)
+        params = AttentionParams(spec.scale, key_scale=self.key_scale, value_scale=self.key_scale)
+        attend = partial(step.attend, v=None)
+        if spec.indexer is not None:
+            queries = None if self.indexer is None else partial(self.indexer.queries, x, compressed, step)
+            attend = partial(
+                step.attend.selected, selection=Selection(spec.indexer.top_k, cached, queries, step.selected)
+            )
         last_token_only = last_layer and step.last_token_only
-        attended = step.attend(
-            self.index,
-            query,
-            key,
-            None,
-            AttentionParams(spec.scale, key_scale=self.key_scale, value_scale=self.key_scale),
-            last_layer=last_layer,
-            last_token_only=last_token_only,
-        )
+        attended = attend(self.index, query, key, params=params, last_layer=last_layer, last_token_only=last_token_only)
         out: Tensor = self.out(self.kv_b.values(attended).flatten(1))
         return out

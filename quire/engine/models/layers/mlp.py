@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from quire.engine.models.distributed.group import RankGroup
@@ -9,6 +10,7 @@ from quire.engine.models.layers.linear import Linear, LoRARows
 from quire.engine.models.layers.parallel import row_parallel
 from quire.kernels.activation import act_and_mul
 from quire.kernels.add_scaled import scaled
+from quire.kernels.xielu import xielu
 
 
 class GatedMLPLayer(nn.Module):
@@ -66,4 +68,26 @@ class PlainMLPLayer(nn.Module):
     def forward(self, x: Tensor, lora: LoRARows | None = None) -> Tensor:
         """(tokens, hidden) to (tokens, hidden). `lora`: see `Linear`."""
         out: Tensor = self.down(self.up(x, act=self.act, lora=lora), lora=lora)
+        return out
+
+
+class LearnedMLPLayer(PlainMLPLayer):
+    """down(xielu(up(x))); see `quire.kernels.xielu`.
+
+    Attributes:
+        alpha_p, alpha_n: the learned numbers, (1,) each.
+        beta, eps: the same of numbers that are not learned; checkpoints have them, too.
+    """
+
+    def __init__(self, hidden: int, size: int, *, group: RankGroup | None = None) -> None:
+        """`group`: see `GatedMLPLayer`."""
+        super().__init__(hidden, size, "linear", bias=False, group=group)
+        self.alpha_p, self.alpha_n, self.beta, self.eps = (
+            nn.Parameter(torch.empty(1), requires_grad=False) for _ in range(4)
+        )
+
+    def forward(self, x: Tensor, lora: LoRARows | None = None) -> Tensor:
+        """(tokens, hidden) to (tokens, hidden). `lora`: see `Linear`."""
+        inner = xielu(self.up(x, lora=lora), self.alpha_p, self.alpha_n, self.beta, self.eps)
+        out: Tensor = self.down(inner, lora=lora)
         return out

@@ -20,13 +20,14 @@ from quire.engine.models.specs.decoder import (
     GroupedSigmoidRouter,
     MoE,
     PlainExperts,
+    SigmoidRouter,
     SoftmaxRouter,
 )
 from quire.kernels.activation import act_and_mul, activation, clamped_swiglu
 from quire.kernels.experts import can_stack, run_experts
 from quire.kernels.gpu_weights import GpuWeight, StackedWeights, format_weight
 from quire.kernels.linear import PackedWeight, Quantization, pack_exact_weight
-from quire.kernels.routing import grouped_sigmoid, sigmoid, softmax_top_k
+from quire.kernels.routing import biased_softmax, grouped_sigmoid, sigmoid, sigmoid_top_k, softmax_top_k
 
 
 class ExpertLinear(Linear):
@@ -139,7 +140,7 @@ class MoELayer(nn.Module):
         self.spec = spec
         router = spec.router
         self.router = Router(hidden, spec.experts, bias=isinstance(router, SoftmaxRouter) and router.bias)
-        self.score_bias = _score_bias(spec.experts) if isinstance(router, GroupedSigmoidRouter) else None
+        self.score_bias = _score_bias(spec.experts) if _has_score_bias(router) else None
         count = len(spec.local_experts)
         self._stacks = StackedWeights(count), StackedWeights(count)
         self._biases: tuple[Tensor, Tensor] | None = None
@@ -165,8 +166,9 @@ class MoELayer(nn.Module):
         for index in chosen.unique().tolist():
             if index in local:
                 tokens, rank = (chosen == index).nonzero(as_tuple=True)
-                expert = self.experts[index - local.start]
-                out.index_add_(0, tokens, expert(x[tokens]) * weights[tokens, rank, None].to(x.dtype))
+                expert, factors = self.experts[index - local.start], weights[tokens, rank, None].to(x.dtype)
+                weighs_inputs = self.spec.weighs_inputs
+                out.index_add_(0, tokens, expert(x[tokens] * factors) if weighs_inputs else expert(x[tokens]) * factors)
         return out
 
     def _run_stacked(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
@@ -174,15 +176,16 @@ class MoELayer(nn.Module):
         if self._biases is None and isinstance(self.spec.expert, ClampedSwigluExperts):
             self._biases = self._stack_biases("gate_up"), self._stack_biases("down")
         gate_up_bias, down_bias = self._biases or (None, None)
-        return run_experts(
-            x,
-            *self._stacks,
-            partial(_inner, spec=self.spec.expert),
-            self._local(chosen),
-            weights,
-            gate_up_bias=gate_up_bias,
-            down_bias=down_bias,
+        run = partial(run_experts, gate_up_bias=gate_up_bias, down_bias=down_bias)
+        inner, local = partial(_inner, spec=self.spec.expert), self._local(chosen)
+        if not self.spec.weighs_inputs:
+            return run(x, *self._stacks, inner, local, weights)
+        ones = torch.ones_like(weights[:, :1])
+        parts = (
+            run(x * weights[:, rank, None].to(x.dtype), *self._stacks, inner, local[:, rank, None].contiguous(), ones)
+            for rank in range(weights.shape[1])
         )
+        return torch.stack(list(parts)).sum(0)
 
     def _local(self, chosen: Tensor) -> Tensor:
         """Indices among the experts of this rank; -1 for those of others."""
@@ -205,6 +208,10 @@ class MoELayer(nn.Module):
         """Indices and weights of each token's experts, both (tokens, top_k)."""
         logits = self.router.logits(x)
         router, top_k = self.spec.router, self.spec.top_k
+        if isinstance(router, SigmoidRouter):
+            return sigmoid_top_k(logits, top_k)
+        if isinstance(router, SoftmaxRouter) and self.score_bias is not None:
+            return biased_softmax(logits, self.score_bias, top_k, least_sum=router.least_sum, scale=router.scale)
         if isinstance(router, SoftmaxRouter):
             chosen, weights = softmax_top_k(
                 logits, top_k, renormalize=router.renormalize, groups=router.groups, top_groups=router.top_groups
@@ -227,6 +234,10 @@ def _shared_expert(hidden: int, spec: MoE) -> GatedMLPLayer | PlainMLPLayer | No
         return PlainMLPLayer(hidden, spec.shared, spec.expert.act, bias=False) if spec.shared else None
     act = spec.expert.act if isinstance(spec.expert, GatedExperts) else "silu"
     return GatedMLPLayer(hidden, spec.shared, act) if spec.shared else None
+
+
+def _has_score_bias(router: SoftmaxRouter | GroupedSigmoidRouter | SigmoidRouter) -> bool:
+    return isinstance(router, GroupedSigmoidRouter) or (isinstance(router, SoftmaxRouter) and router.selection_bias)
 
 
 def _score_bias(experts: int) -> nn.Parameter:

@@ -55,7 +55,7 @@ class RopeTables:
 def query_factors(temperature: QueryTemperature, positions: Tensor) -> Tensor:
     """(tokens, 1) float32 factors of the queries at positions (tokens,), or (3, tokens), of which the first counts."""
     first = positions if positions.dim() == 1 else positions[0]
-    growth = torch.log1p((first // temperature.length).float())
+    growth = torch.log1p(((first + temperature.offset) // temperature.length).float())
     return (1 + temperature.growth * growth)[:, None]
 
 

@@ -62,6 +62,7 @@ class StepContext:
         chunk_mask: (chunks, positions) bool: the positions that each chunk of a `ChunkedAttention` can attend to exist.
         items: see `ModelInputs`.
         query_factors: (tokens, 1) factors of the queries of layers that have a temperature.
+        selected: see `Selection.positions`.
     """
 
     ropes: dict[Rope, CosSin]
@@ -77,6 +78,7 @@ class StepContext:
     chunk_mask: Tensor | None = None
     items: ItemEmbeddings | None = None
     query_factors: dict[QueryTemperature, Tensor] = field(default_factory=dict)
+    selected: dict[int, Tensor] = field(default_factory=dict)
 
     def lora_rows(self, *, last_layer: bool) -> LoRARows | None:
         """The rows of the tokens behind a layer's attention that adapters apply to; None: none."""

@@ -17,7 +17,7 @@ from quire.engine.models.layers.delta_net import DeltaNetLayer
 from quire.engine.models.layers.disentangled_attention import DisentangledAttentionLayer
 from quire.engine.models.layers.latent_attention import LatentAttentionLayer
 from quire.engine.models.layers.linear import Linear
-from quire.engine.models.layers.mlp import GatedMLPLayer, PlainMLPLayer
+from quire.engine.models.layers.mlp import GatedMLPLayer, LearnedMLPLayer, PlainMLPLayer
 from quire.engine.models.layers.moe import MoELayer
 from quire.engine.models.layers.norm import add_and_norm, make_norm
 from quire.engine.models.layers.state_space import ChannelStateSpaceLayer, HeadStateSpaceLayer, ShortConvLayer
@@ -31,6 +31,7 @@ from quire.engine.models.specs.decoder import (
     GroupedQueryAttention,
     LatentAttention,
     Layer,
+    LearnedMLP,
     NoAttention,
     ParallelResidual,
     PlainMLP,
@@ -216,6 +217,8 @@ def _feed_forward(spec: FeedForward, model: StackSpec, group: RankGroup | None) 
             out_scale=spec.out_scale,
             group=group,
         )
+    if isinstance(spec, LearnedMLP):
+        return LearnedMLPLayer(model.hidden, spec.size, group=group)
     if isinstance(spec, PlainMLP):
         return PlainMLPLayer(model.hidden, spec.size, spec.act, bias=spec.bias, group=group)
     return MoELayer(model.hidden, spec, group)

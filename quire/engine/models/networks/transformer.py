@@ -15,7 +15,13 @@ from quire.engine.models.layers.relative_bias import RelativeBiasTable
 from quire.engine.models.layers.rope import RopeTables, query_factors, rope_switch
 from quire.engine.models.layers.step import StepContext, StepLoRA
 from quire.engine.models.networks.stack import LayerStack
-from quire.engine.models.specs.decoder import DecoderSpec, DisentangledAttention, GroupedQueryAttention, TransformerSpec
+from quire.engine.models.specs.decoder import (
+    DecoderSpec,
+    DisentangledAttention,
+    GroupedQueryAttention,
+    LatentAttention,
+    TransformerSpec,
+)
 from quire.engine.models.specs.rope import Rope
 
 
@@ -115,7 +121,10 @@ class Transformer(LayerStack):
 
 def ropes_of(spec: TransformerSpec) -> set[Rope]:
     """The ropes of all layers."""
-    return {layer.attn.rope for layer in spec.layers if layer.attn.rope is not None}
+    attns = [layer.attn for layer in spec.layers]
+    indexers = [attn.indexer for attn in attns if isinstance(attn, LatentAttention) and attn.indexer is not None]
+    ropes = [*(attn.rope for attn in attns), *(indexer.rope for indexer in indexers)]
+    return {rope for rope in ropes if rope is not None}
 
 
 def _grouped(spec: TransformerSpec) -> list[GroupedQueryAttention]:

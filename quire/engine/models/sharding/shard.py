@@ -138,6 +138,13 @@ def check_divisible(spec: DecoderSpec, placement: Placement) -> None:
             f"--pipeline-parallel-size is {placement.stages}, but the model has {len(spec.layers)} layers: "
             "it must not be larger than that"
         )
+    for index in range(1, placement.stages):
+        first = spec.layers[stage_layers(len(spec.layers), index, placement.stages).start].attn
+        if isinstance(first, LatentAttention) and first.indexer is not None and first.indexer.is_shared:
+            raise UnsupportedModel(
+                f"--pipeline-parallel-size {placement.stages} is not supported for this model: a stage would begin "
+                "with a layer that attends to the tokens which a layer of an earlier stage has selected"
+            )
     problem = _problem(spec, placement.tensor_size, placement.expert_parallel)
     if problem is not None:
         heads = [layer.attn.heads for layer in spec.layers if isinstance(layer.attn, _DivisibleAttention)]

@@ -23,10 +23,24 @@ class LatentCache:
 
 
 @dataclass(frozen=True)
+class IndexedCache(LatentCache):
+    """A latent vector of each token, and a key by which `top_k` of these are selected for each token."""
+
+    top_k: int
+
+
+@dataclass(frozen=True)
 class WindowCache:
     """Keys and values of the last tokens. `window`: positions that a token attends to, its own included."""
 
     window: int
+
+
+@dataclass(frozen=True)
+class ChunkCache:
+    """Keys and values of the chunk of tokens that the last one is in. `size`: tokens of a chunk."""
+
+    size: int
 
 
 @dataclass(frozen=True)
@@ -87,7 +101,7 @@ class CacheShape:
         return self.key_elements != self.key_dim or self.value_elements != self.value_dim
 
 
-TokenCache = FullCache | LatentCache | WindowCache
+TokenCache = FullCache | LatentCache | WindowCache | ChunkCache
 CacheKind = TokenCache | CrossCache | StateCache
 
 
@@ -104,8 +118,23 @@ class CacheGroup:
 
     @property
     def window(self) -> int | None:
-        """Positions that a token attends to; None: all."""
-        return self.kind.window if isinstance(self.kind, WindowCache) else None
+        """Positions that a token attends to at most; None: all."""
+        return _most_positions(self.kind)
+
+
+def _most_positions(kind: CacheKind) -> int | None:
+    match kind:
+        case WindowCache(window=most) | ChunkCache(size=most):
+            return most
+    return None
+
+
+def _within(kind: TokenCache, context_len: int) -> TokenCache:
+    """What a layer keeps of sequences that are not longer than `context_len`."""
+    if isinstance(kind, IndexedCache) and kind.top_k >= context_len:
+        return LatentCache()
+    most = _most_positions(kind)
+    return kind if most is None or most < context_len else FullCache()
 
 
 def group_layers(
@@ -123,7 +152,8 @@ def group_layers(
 
     Args:
         kinds: what each layer keeps; None: nothing.
-        context_len: tokens of the longest sequence. A window that is not shorter keeps all tokens.
+        context_len: tokens of the longest sequence. A window or chunk that is not shorter keeps all tokens, and where
+            as many are selected, these are all.
         crossing: indices of the layers with cross-attention. It reads the pages of a layer at other blocks, so no
             other layer may have the same place in a block: the layers that grow are one group then.
         beside: states that layers keep beside that, by their indices.
@@ -135,10 +165,8 @@ def group_layers(
             continue
         if isinstance(kind, StateCache):
             states.setdefault(kind, []).append(layer)
-        elif crossing or (isinstance(kind, WindowCache) and kind.window >= context_len):
-            growing.setdefault(FullCache(), []).append(layer)
         else:
-            growing.setdefault(kind, []).append(layer)
+            growing.setdefault(FullCache() if crossing else _within(kind, context_len), []).append(layer)
     for layer, state in beside.items():
         if state is not None:
             states.setdefault(state, []).append(layer)

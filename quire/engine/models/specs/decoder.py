@@ -26,7 +26,9 @@ from quire.engine.models.specs.audio import (
 from quire.engine.models.specs.cache import (
     CacheGroup,
     CacheShape,
+    ChunkCache,
     FullCache,
+    IndexedCache,
     LatentCache,
     StateArray,
     StateCache,
@@ -43,6 +45,7 @@ class QKNorm(Enum):
     """Elements over which queries and keys are normalized."""
 
     HEAD = "each head"
+    HEAD_ONLY = "each head, without weights"
     ALL = "all heads together"
 
 
@@ -95,7 +98,9 @@ class GroupedQueryAttention(Attention):
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: QKNorm | None = None
+    norms_rotated: bool = False  # norms of heads follow the rope, rather than precede it
     window: int | None = None  # positions that a query attends to, including its own; in encoders on each side
+    chunk: int | None = None  # positions are divided into chunks of so many; a query attends to those of its own
     softcap: float | None = None
     sinks: bool = False  # a learned logit per head is added to the softmax's denominator
     alibi: tuple[float, ...] | None = None  # slope of each head: its scores lose slope * distance (Press et al. 2021)
@@ -104,8 +109,10 @@ class GroupedQueryAttention(Attention):
     output_gate: bool = False  # queries' projection makes gates as well; results are multiplied with their sigmoid
 
     @property
-    def cache(self) -> FullCache | WindowCache:
+    def cache(self) -> FullCache | WindowCache | ChunkCache:
         """What it keeps in a decoder."""
+        if self.chunk is not None:
+            return ChunkCache(self.chunk)
         return FullCache() if self.window is None else WindowCache(self.window)
 
     @override
@@ -115,12 +122,16 @@ class GroupedQueryAttention(Attention):
 
 @dataclass(frozen=True, kw_only=True)
 class QueryTemperature(SpecPart):
-    """A factor of queries that grows with their position: 1 + growth * log(1 + floor(position / length)) (Llama 4)."""
+    """A factor of queries that grows with their position (Llama 4).
+
+    It is 1 + growth * log(1 + floor((position + offset) / length)).
+    """
 
     positive: ClassVar = ("length",)
 
     growth: float
     length: int
+    offset: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,11 +182,40 @@ class DisentangledAttention(Attention):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Indexer(SpecPart):
+    """Selects the `top_k` earlier tokens that a token attends to (DeepSeek sparse attention, the lightning indexer).
+
+    The score of a token is a sum over heads: weight * relu(query * key). All heads have the same key.
+
+    Attributes:
+        heads: number of heads.
+        dim: elements of a key.
+        top_k: number of tokens; in shorter contexts all are attended to.
+        rope: of the first elements of queries and keys.
+        is_shared: there is no indexer; the tokens are those that the last layer with one has selected.
+    """
+
+    positive: ClassVar = ("heads", "dim", "top_k")
+
+    heads: int
+    dim: int
+    top_k: int
+    rope: Rope | None
+    is_shared: bool = False
+
+    @property
+    def key_dim(self) -> int:
+        """Elements that are cached of a token."""
+        return 0 if self.is_shared else self.dim
+
+
+@dataclass(frozen=True, kw_only=True)
 class LatentAttention(Attention):
     """Multi-head latent attention (MLA): one cached vector of kv_rank + shared_dim elements for keys and values.
 
     Attributes:
         shared_dim: elements of keys that all heads have in common; all of them are rotated, if there is a rope.
+        indexer: selects the tokens that are attended to; its keys lie behind the cached vectors. None: all are.
     """
 
     description: ClassVar = "latent attention (MLA)"
@@ -190,15 +230,21 @@ class LatentAttention(Attention):
     scale: float
     rope: Rope | None  # None: no position embedding
     bias: bool = False
+    indexer: Indexer | None = None
 
     @property
     def cache(self) -> LatentCache:
         """What it keeps."""
-        return LatentCache()
+        return LatentCache() if self.indexer is None else IndexedCache(self.indexer.top_k)
+
+    @property
+    def key_dim(self) -> int:
+        """Elements of a cached vector, and of the indexer's key behind it."""
+        return self.kv_rank + self.shared_dim + (0 if self.indexer is None else self.indexer.key_dim)
 
     @override
     def cache_shape(self, alignment: int = 1) -> CacheShape:
-        return CacheShape(1, self.kv_rank + self.shared_dim, self.kv_rank, values_in_keys=True, alignment=alignment)
+        return CacheShape(1, self.key_dim, self.kv_rank, values_in_keys=True, alignment=alignment)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,7 +293,7 @@ class SideBySide(Attention):
     recurrence_scale: float = 1.0
 
     @property
-    def cache(self) -> FullCache | WindowCache:
+    def cache(self) -> FullCache | WindowCache | ChunkCache:
         """What the attention keeps."""
         return self.attention.cache
 
@@ -289,11 +335,22 @@ class PlainMLP(SpecPart):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LearnedMLP(SpecPart):
+    """down(xielu(up(x))), an activation with two learned numbers for each layer (xIELU, Huang and Schlag 2024)."""
+
+    positive: ClassVar = ("size",)
+
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class SoftmaxRouter(SpecPart):
     """Select groups by their highest logit, then the top_k experts in these by the softmax of all logits.
 
     Attributes:
         renormalize: the weights of the selected experts sum to 1.
+        selection_bias: a bias of each expert is added to its softmax for the selection, but not for its weight.
+        least_sum: the sum of weights that they are divided by to sum to 1 is at least this, with a selection bias.
         groups: number of groups; 1: there are none.
         top_groups: number of groups that are selected.
         scale: factor of the weights.
@@ -303,6 +360,8 @@ class SoftmaxRouter(SpecPart):
 
     renormalize: bool = True
     bias: bool = False
+    selection_bias: bool = False
+    least_sum: float = 0.0
     groups: int = 1
     top_groups: int = 1
     scale: float = 1.0
@@ -318,6 +377,11 @@ class GroupedSigmoidRouter(SpecPart):
     top_groups: int
     renormalize: bool
     scale: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SigmoidRouter:
+    """Select the top_k experts by their logits; the weight of each is the sigmoid of its logit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -353,6 +417,7 @@ class MoE(SpecPart):
     Attributes:
         experts: number of all experts, which the router selects from.
         shared_gate: the shared expert's result is multiplied with the sigmoid of a logit of the token.
+        weighs_inputs: weights are factors of what experts read, rather than of their results.
         first_expert: index of the first expert that this rank has.
         num_local_experts: number of experts that this rank has; None: all.
     """
@@ -362,10 +427,11 @@ class MoE(SpecPart):
     size: int
     experts: int
     top_k: int
-    router: SoftmaxRouter | GroupedSigmoidRouter
+    router: SoftmaxRouter | GroupedSigmoidRouter | SigmoidRouter
     expert: GatedExperts | PlainExperts | ClampedSwigluExperts = GatedExperts()
     shared: int = 0
     shared_gate: bool = False
+    weighs_inputs: bool = False
     first_expert: int = 0
     num_local_experts: int | None = None
 
@@ -392,7 +458,7 @@ class CrossAttention(SpecPart):
     bias: bool = True
 
 
-FeedForward = GatedMLP | PlainMLP | MoE
+FeedForward = GatedMLP | PlainMLP | LearnedMLP | MoE
 
 
 @dataclass(frozen=True, kw_only=True)

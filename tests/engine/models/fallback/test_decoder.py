@@ -65,7 +65,7 @@ def test_models_that_cannot_run_are_refused_with_the_reason(model_type: str, tmp
     changes, reason = CASES[model_type]
     folder = save(tmp_path, model_type, **changes)
     with pytest.raises(UnsupportedModel, match=reason):
-        load(folder)
+        load(folder, model_impl="transformers")
 
 
 def test_other_positions_than_those_of_the_tokens_are_refused(tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from quire.engine.models.checkpoint.gguf.facts import GgufFacts
+from quire.engine.models.checkpoint.gguf.relatives import RELATIVES, Relative
 from quire.engine.models.checkpoint.gguf.rope import THETA, check_whole_heads, partial_rope, rope_of
 from quire.engine.models.errors import BrokenFolder, UnknownArchitecture, UnsupportedModel
 
@@ -375,9 +377,33 @@ def _granite_decoder(facts: GgufFacts, model_type: str, head: str, **fields: Any
 
 
 def _olmo2(facts: GgufFacts) -> Config:
-    if facts.optional_integer(".attention.sliding_window"):
-        raise UnsupportedModel(f"{facts.file} is an OLMo 3 model, with sliding windows, which is not supported")
-    return _rms_decoder(facts, "olmo2", "Olmo2", attention_bias=False)
+    """OLMo 2, and OLMo 3, of which layers with sliding windows have a rope without a scaling."""
+    window = facts.optional_integer(".attention.sliding_window")
+    if not window:
+        return _rms_decoder(facts, "olmo2", "Olmo2", attention_bias=False)
+    rope = rope_of(facts)
+    local = facts.optional_number(".rope.freq_base_swa") or rope["rope_theta"]
+    return _rms_decoder(
+        facts,
+        "olmo3",
+        "Olmo3",
+        attention_bias=False,
+        sliding_window=window,
+        layer_types=_layer_types(facts, 4),
+        rope_parameters={_SLIDING: {"rope_type": "default", "rope_theta": local}, _FULL: rope},
+    )
+
+
+def _exaone4(facts: GgufFacts) -> Config:
+    check_whole_heads(facts)
+    window = facts.optional_integer(".attention.sliding_window") or None
+    types = [_FULL] * num_layers(facts) if window is None else _layer_types(facts, 4)
+    return _rms_decoder(facts, "exaone4", "Exaone4", head_dim=facts.head_dim, sliding_window=window, layer_types=types)
+
+
+def _relative(make: Callable[[GgufFacts], Relative], facts: GgufFacts) -> Config:
+    relative = make(facts)
+    return _rms_decoder(facts, relative.model_type, relative.head, head_dim=facts.head_dim, **relative.fields)
 
 
 def _falcon(facts: GgufFacts) -> Config:
@@ -594,10 +620,12 @@ def _encoder(facts: GgufFacts, model_type: str, head: str) -> Config:
 
 
 CONFIGS: dict[str, Callable[[GgufFacts], Config]] = {
+    **{name: partial(_relative, make) for name, make in RELATIVES.items()},
     "bert": _bert,
     "cohere2": _cohere2,
     "command-r": _command_r,
     "deepseek2": _deepseek2,
+    "exaone4": _exaone4,
     "falcon": _falcon,
     "gemma": _gemma,
     "gemma2": _gemma2,

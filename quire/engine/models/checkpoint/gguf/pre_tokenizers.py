@@ -135,6 +135,16 @@ _TINY_AYA = PreTokenizer(
         _BYTES,
     )
 )
+# As in Qwen 2, but line breaks do not belong to the marks before them.
+_SEED = PreTokenizer(
+    (
+        _split(
+            rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}"
+            r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+        ),
+        _BYTES,
+    )
+)
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **dict.fromkeys(("gpt-2", "phi-2", "mellum", "gigachat", "a.x-4.0", "exaone4", "trillion"), _GPT2),
     **dict.fromkeys(("jina-es", "jina-de", "jina-v2-es", "jina-v2-de", "jina-v1-en", "jina-v2-code"), _GPT2),
@@ -145,6 +155,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), _CL100K),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan"), _QWEN2),
     "qwen35": _WITH_MARKS,
+    "seed-coder": _SEED,
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), _GPT4O),
     "tekken": _TEKKEN,
     "tiny_aya": _TINY_AYA,

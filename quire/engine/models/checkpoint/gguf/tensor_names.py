@@ -55,12 +55,35 @@ _GRANITE_MOE = {
     "ffn_gate_inp": "block_sparse_moe.router.layer",
     **{f"{name}_exps": f"block_sparse_moe.experts.{{}}.{_MLP[name][4:]}" for name in _MLP},
 }
+_SHARED_EXPERTS = {f"{name}_shexp": f"mlp.shared_experts.{_MLP[name][4:]}" for name in _MLP}
 _LATENT = {
     **{f"attn_{side}": f"self_attn.{side}_proj" for side in ("q_a", "q_b", "kv_b")},
     **{f"attn_{side}_a_norm": f"self_attn.{side}_a_layernorm" for side in ("q", "kv")},
     "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
-    **{f"{name}_shexp": f"mlp.shared_experts.{_MLP[name][4:]}" for name in _MLP},
+    **_SHARED_EXPERTS,
 }
+_GLM4 = {
+    **_LLAMA,
+    "ffn_up": "mlp.gate_up_proj",
+    "post_attention_norm": "post_self_attn_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+}
+_HUNYUAN = {
+    **_LLAMA,
+    **_EXPERTS,
+    "attn_q_norm": "self_attn.query_layernorm",
+    "attn_k_norm": "self_attn.key_layernorm",
+    "ffn_gate_inp": "mlp.gate.wg",
+    **{f"{name}_shexp": f"mlp.shared_mlp.{_MLP[name][4:]}" for name in _MLP},
+}
+_LLAMA4 = {
+    **_LLAMA,
+    "ffn_gate_inp": "feed_forward.router",
+    **{name: f"feed_forward.{_MLP[name][4:]}" for name in _MLP},
+    **{f"{name}_shexp": f"feed_forward.shared_expert.{_MLP[name][4:]}" for name in _MLP},
+    **{f"{name}_exps": f"feed_forward.experts.{{}}.{_MLP[name][4:]}" for name in _MLP},
+}
+_BEHIND_ATTENTION = {"post_attention_norm": "post_attention_layernorm"}
 _FALCON = {
     "attn_qkv": "self_attention.query_key_value",
     "attn_output": "self_attention.dense",
@@ -164,20 +187,31 @@ _FALCON_MODULES = {
     "output": "lm_head",
 }
 _RULES = {
+    "arcee": _Rules(_LLAMA, pairs=True),
     "bert": _Rules(_BERT, _BERT_MODULES, "encoder.layer."),
     "cohere2": _Rules(_LLAMA),
     "command-r": _Rules(_LLAMA),
     "deepseek2": _Rules({**_LLAMA, **_EXPERTS, **_LATENT}),
+    "dots1": _Rules({**_LLAMA, **_EXPERTS, **_SHARED_EXPERTS}),
+    "ernie4_5": _Rules(_LLAMA),
+    "ernie4_5-moe": _Rules({**_LLAMA, **_EXPERTS, **_SHARED_EXPERTS}),
+    "exaone4": _Rules(_OUTPUT_NORMS),
     "falcon": _Rules(_FALCON, _FALCON_MODULES, "transformer.h."),
     "gemma": _Rules(_LLAMA, norm_offset=1.0),
     "gemma2": _Rules(_OUTPUT_NORMS, norm_offset=1.0),
     "gemma3": _Rules(_OUTPUT_NORMS, norm_offset=1.0),
+    "glm4": _Rules(_GLM4),
+    "glm4moe": _Rules({**_LLAMA, **_EXPERTS, **_SHARED_EXPERTS, **_BEHIND_ATTENTION}),
     "gpt-oss": _Rules(_GPT_OSS),
     "granite": _Rules(_LLAMA, pairs=True),
     "granitemoe": _Rules({**_LLAMA, **_GRANITE_MOE}, pairs=True),
+    "hunyuan-dense": _Rules(_HUNYUAN),
+    "hunyuan-moe": _Rules(_HUNYUAN),
     "jina-bert-v2": _Rules(_JINA, _BERT_MODULES, "encoder.layer."),
     "lfm2": _Rules(_LFM2, _LFM2_MODULES),
     "llama": _Rules({**_LLAMA, **_MIXTRAL}, pairs=True),
+    "llama4": _Rules(_LLAMA4),
+    "minimax-m2": _Rules({**_LLAMA, **_EXPERTS}),
     "mistral3": _Rules(_LLAMA, pairs=True),
     "nomic-bert": _Rules(_NOMIC, {**_BERT_MODULES, "token_embd_norm": "emb_ln"}, "encoder.layers."),
     "olmo2": _Rules(_OUTPUT_NORMS),
@@ -190,6 +224,7 @@ _RULES = {
     "qwen3moe": _Rules({**_LLAMA, **_EXPERTS}),
     "qwen3vl": _Rules(_LLAMA),
     "qwen3vlmoe": _Rules({**_LLAMA, **_EXPERTS}),
+    "seed_oss": _Rules({**_LLAMA, **_BEHIND_ATTENTION}),
     "smollm3": _Rules(_LLAMA, pairs=True),
     "stablelm": _Rules(_LLAMA),
     "starcoder2": _Rules(_STARCODER2),
