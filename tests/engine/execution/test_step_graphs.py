@@ -60,14 +60,46 @@ def tokens_with_states(folder: Path, **options: Any) -> tuple[list[list[int]], S
     return [engine.results[str(number)].tokens for number in range(7)], engine.runner.steps
 
 
-def test_decode_steps_with_states_are_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps with chunks of prompts run eagerly."""
+def test_steps_with_states_are_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decode steps, and those with chunks of prompts."""
     folder = save_model(make_model("llama", head_dim=32), tmp_path)
     replayed, step_graphs = tokens_with_states(folder)
-    assert [*step_graphs.graphs] == [(True, None)]
+    assert len(step_graphs.graphs) == 2
     drafted, _ = tokens_with_states(folder, speculative_method="ngram")
     monkeypatch.setattr(StepGraphs, "logits", lambda self, *args: self._eager.logits(*args))
     assert tokens_with_states(folder)[0] == replayed == drafted
+
+
+@pytest.mark.parametrize(
+    ("case", "options"),
+    [
+        ("lfm2", {"layer_types": ["full_attention", "conv"]}),
+        ("granitemoehybrid-dense", {"layer_types": ["full_attention", "linear_attention"]}),
+        ("granitemoehybrid-dense", {"layer_types": ["linear_attention", "full_attention"]}),
+        ("mamba", {}),
+    ],
+)
+def test_steps_of_hybrids_with_chunks_of_prompts_are_replayed(
+    tmp_path: Path, case: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks end where no token is sampled, and beside sequences that decode. Last layers have a state or attention."""
+    heads: dict[str, Any] = {} if case == "mamba" else {"num_attention_heads": 2, "num_key_value_heads": 1}
+    folder = save_model(make_model(case, num_hidden_layers=2, **heads, **options).bfloat16(), tmp_path)
+
+    def run() -> tuple[list[list[int]], StepGraphs]:
+        model = ModelOptions(dtype="bfloat16")
+        engine = Engine(folder, model=model, max_num_seqs=4, max_num_batched_tokens=24, enable_prefix_caching=False)
+        for number in range(7):
+            engine.add(str(number), random_prompt(number, 70 if number > 2 else 8), greedy(12 + number))
+            for _ in range(3):
+                engine.step()
+        engine.run()
+        return [engine.results[str(number)].tokens for number in range(7)], engine.runner.steps
+
+    replayed, step_graphs = run()
+    assert len(step_graphs.graphs) == 2
+    monkeypatch.setattr(StepGraphs, "logits", lambda self, *args: self._eager.logits(*args))
+    assert run()[0] == replayed
 
 
 def test_a_graph_captured_with_one_sequence_serves_several(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_bits_in_low_precision_do_not_depend_on_the_batch(folder_of: FolderOf, c
 
 
 @pytest.mark.skipif(native.instructions() is None, reason="only calls of the compiled kernels can be captured")
-def test_decode_steps_are_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With parts of heads rotated that are as large as in published models, by their kernels."""
     rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
     folder = save_model(make_model("qwen3_5", head_dim=64, rope_parameters=rope).bfloat16(), tmp_path)
@@ -140,7 +140,7 @@ def test_decode_steps_are_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return [engine.results[str(number)].tokens for number in range(5)], engine.runner.steps
 
     replayed, graphs = tokens()
-    assert [*graphs.graphs] == [(True, None)]
+    assert len(graphs.graphs) == 2  # of decode steps, and of those with chunks of prompts
     monkeypatch.setattr(StepGraphs, "logits", lambda self, *args: self._eager.logits(*args))
     assert tokens()[0] == replayed
 

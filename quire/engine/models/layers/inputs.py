@@ -88,12 +88,7 @@ class ModelInputs:
 
     @property
     def is_replayable(self) -> bool:
-        """Whether all inputs may be at fixed addresses, so that captured steps can read them.
-
-        With states only if each sequence has one token, from which it samples: kernels then need no bounds of them.
-        """
-        if self.states is not None and self.logits_indices is not None:
-            return False
+        """Whether all inputs may be at fixed addresses, so that captured steps can read them."""
         return self.items is None and self.positions.dim() == 1
 
 

@@ -20,7 +20,7 @@ from quire.engine.models.layers.parallel import normalize_over_ranks, row_parall
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.specs.decoder import StackSpec
 from quire.engine.models.specs.state_space import ChannelStateSpace, GatedNorm, HeadStateSpace, ShortConvolution
-from quire.kernels.capture import split_heads
+from quire.kernels.capture import RowKind, set_row_kind, split_heads
 from quire.kernels.causal_conv import causal_conv
 from quire.kernels.gated_rms_norm import gated_rms_norm
 from quire.kernels.rms_norm import rms_norm
@@ -221,6 +221,7 @@ def _needed(y: Tensor, step: StepContext, *, last_layer: bool) -> Tensor:
     """The rows of the step's tokens that are needed behind a layer."""
     if not (last_layer and step.last_token_only) or step.logits_indices is None:
         return y
+    set_row_kind(RowKind.LOGITS)  # of all later calls of the step
     return take_rows(y, step.logits_indices)
 
 

@@ -52,6 +52,7 @@ from quire.engine.models.specs.shared_block import BlockBeforeRecurrence
 from quire.engine.models.specs.shared_keys import SharedKeysAttention
 from quire.engine.models.specs.state_space import ChannelStateSpace, HeadStateSpace, ShortConvolution
 from quire.kernels.add_scaled import add_scaled, scaled
+from quire.kernels.capture import RowKind, set_row_kind
 from quire.kernels.take_rows import take_rows
 
 # Hidden sizes below which int4 is 6 bits for all weights of a layer, and for more of them than for the largest models.
@@ -171,6 +172,7 @@ class TransformerLayer(nn.Module):
         if self.attn is not None:
             branch = self.attn_output_norm(self.attn(self.attn_norm(x), step, last_layer=last_layer))
         if last_layer and step.last_token_only and step.logits_indices is not None:
+            set_row_kind(RowKind.LOGITS)  # of all later calls of the step
             x = take_rows(x, step.logits_indices)
         if self.ffn is not None:
             branch = self.ffn_output_norm(self.ffn(self.ffn_norm(x)))
