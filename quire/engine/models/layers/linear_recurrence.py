@@ -43,7 +43,7 @@ class LinearRecurrenceLayer(nn.Module):
         self.block = spec.size // spec.blocks
         self.gate = Linear(model.hidden, spec.size, bias=True)
         self.inputs = Linear(model.hidden, spec.size, bias=True)
-        self.conv = CausalConv(spec.size, spec.width, bias=True, silu=False)
+        self.conv = CausalConv([spec.size], spec.width, bias=True, silu=False)
         self.gates = nn.ModuleList(
             GateLinear(self.block, self.block, self.block, bias=True) for _ in range(spec.blocks)
         )
