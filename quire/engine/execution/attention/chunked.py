@@ -28,6 +28,8 @@ from quire.kernels.paged_attention import AttentionMetadata
 def chunk_sizes(layout: CacheLayout, block_size: int) -> list[int | None]:
     """Return the size of the chunks of each group that grows; None: it has none.
 
+    Where no group grows there is one size, as the inputs of a step have a group then, too.
+
     Raises:
         UnsupportedModel: a chunk would not begin with a block.
     """
@@ -37,12 +39,12 @@ def chunk_sizes(layout: CacheLayout, block_size: int) -> list[int | None]:
             raise UnsupportedModel(
                 f"attention in chunks of {size} tokens needs a --block-size that divides {size}, not {block_size}"
             )
-    return sizes
+    return sizes or [None]
 
 
 def selecting_groups(layout: CacheLayout) -> list[bool]:
-    """Return of each group that grows whether tokens attend to selected ones of their sequences."""
-    return [isinstance(group.kind, IndexedCache) for group in layout.growing]
+    """Return of each group that grows whether tokens attend to selected ones; of at least one, see `chunk_sizes`."""
+    return [isinstance(group.kind, IndexedCache) for group in layout.growing] or [False]
 
 
 def check_for_devices(layout: CacheLayout) -> None:

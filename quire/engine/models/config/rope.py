@@ -193,7 +193,8 @@ def max_positions(config: Any) -> int:
     limit = int(config.max_position_embeddings)
     if params.get("rope_type") == "yarn":
         return max(limit, int(params.get("original_max_position_embeddings", limit) * (params["factor"] or 1)))
-    return int(limit * (params.get("factor") or 1)) if params.get("rope_type") in ("linear", "dynamic") else limit
+    factor = params.get("factor")
+    return limit if factor is None or params.get("rope_type") not in ("linear", "dynamic") else int(limit * factor)
 
 
 def _values(inv_freq: Frequencies) -> tuple[float, ...]:

@@ -158,7 +158,7 @@ def test_a_part_of_fp8_is_what_the_whole_has_there(window: tuple[slice, slice], 
     assert torch.equal(part, Fp8Weight(weight, factors).dequantize(torch.float32)[window])
 
 
-@pytest.mark.parametrize("case", ["diffllama", "olmo2"])
+@pytest.mark.parametrize("case", ["diffllama"])
 def test_models_that_ranks_cannot_share_are_refused(tmp_path: Path, case: str) -> None:
     folder = save_model(make_model(case), tmp_path)
     config = read_model_config(folder)
