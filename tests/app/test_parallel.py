@@ -119,7 +119,9 @@ def test_a_server_that_is_ended_while_it_loads_leaves_nothing(
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True) as process:
         assert process.stderr is not None
         next(line for line in process.stderr if "2 ranks" in line)  # the workers are started next
-        eventually(lambda: any("spawn_main" in command_of(p) for p in psutil.Process(process.pid).children()))
+        eventually(
+            lambda: any("spawn_main" in command_of(p) for p in psutil.Process(process.pid).children(recursive=True))
+        )
         processes = psutil.Process(process.pid).children(recursive=True)
         if to_all:
             os.killpg(process.pid, sent)

@@ -25,9 +25,9 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -181,6 +181,14 @@ def _fork_children() -> None:
     with patch.object(multiprocessing.util, "spawnv_passfds", _fork_program):
         multiprocessing.forkserver.ensure_running()
     launch._CHILDREN = multiprocessing.get_context("forkserver")
+    launch._run_prepared = partial(_run_prepared, launch._run_prepared)
+
+
+def _run_prepared(run: Callable[..., None], *arguments: object) -> None:
+    """Body of an engine's process that this one forks itself: another process than the server's forks its children."""
+    setattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None)  # that of the server  # noqa: B010
+    _fork_children()
+    run(*arguments)
 
 
 def _fork_program(_: str, arguments: Sequence[str], descriptors: Sequence[int]) -> int:

@@ -139,10 +139,12 @@ def free_port() -> int:
 
 def cores_and_ranks(server: ServerProcess) -> list[psutil.Process]:
     """Those processes of a server that run a core or a rank, in the order of their starts."""
-    started = []
+    started, served = [], {server.process.pid}  # processes that have another one fork for them
     for child in psutil.Process(server.process.pid).children(recursive=True):
         command = command_of(child)
-        forked = "preloaded" in command and child.ppid() != server.process.pid  # the server's own fork forks others
+        forked = "preloaded" in command and child.ppid() not in served
+        if child.name() == "quire-engine":
+            served.add(child.pid)
         if "spawn_main" in command or forked or child.name().startswith("quire-engine"):
             started.append(child)
     return sorted(started, key=lambda child: (child.create_time(), child.pid))

@@ -16,7 +16,7 @@ import signal
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -110,11 +110,15 @@ class PreparedProcess:
 
 def _run_prepared(connection: Connection, prepare: Callable[[], None]) -> None:
     """Body of a `PreparedProcess`."""
+    folders: list[Path] = []
     _show_name()
-    end_with_parent()
+    end_with_parent(lambda: _remove(folders))
     prepare()
     with suppress(EOFError), connection:  # the server has ended
-        _run_in_process(*connection.recv())
+        entry, address, place = connection.recv()
+        folders.append(_folder_of(address))
+        place.take()
+        _run_core(entry, address)
 
 
 class CoreHandle(Protocol):
@@ -269,7 +273,21 @@ def _run_in_process(entry: bytes, address: str, place: ProcessPlace) -> None:
     """Entry point of a core's process. The server ends it by a message; it also ends when the server is killed."""
     place.take()
     _show_name()
-    end_with_parent(partial(shutil.rmtree, Path(address.removeprefix("ipc://")).parent, ignore_errors=True))
+    end_with_parent(partial(_remove, [_folder_of(address)]))
+    _run_core(entry, address)
+
+
+def _folder_of(address: str) -> Path:
+    """The folder of a core's socket."""
+    return Path(address.removeprefix("ipc://")).parent
+
+
+def _remove(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run_core(entry: bytes, address: str) -> None:
     use_one_arena()
     run: CoreEntry = pickle.loads(entry)  # noqa: S301 from our own server
     run(address)

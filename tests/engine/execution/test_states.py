@@ -18,7 +18,6 @@ from quire.engine.execution.cache import OutOfCacheMemory
 from quire.engine.execution.inputs import Span
 from quire.engine.execution.state_slots import StateSlots, slot_bytes
 from quire.engine.execution.states import StateCaches
-from quire.engine.models.layers.inputs import ModelInputs
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.specs.cache import StateArray, StateCache
 from quire.engine.scheduling.drafter import Drafter
@@ -142,13 +141,6 @@ def test_slots_of_steps_are_at_the_same_address() -> None:
     second = states.of_step([Span(2, 0, 4, 1, True, False), Span(0, 1, 0, 5, False, False)])
     assert (second.slots.data_ptr(), second.cu_seqlens.data_ptr()) == address
     assert (second.slots.tolist(), second.cu_seqlens.tolist()) == ([2, 0], [0, 1, 6])
-
-
-def test_steps_are_replayed_only_if_each_sequence_has_one_token() -> None:
-    """Captured kernels read the slots of the step, but not where each sequence begins."""
-    states, tokens = state_caches(3).of_step([Span(1, 0, 4, 1, True, True)]), torch.zeros(1, dtype=torch.int64)
-    assert ModelInputs(tokens, tokens, None, states=states).is_replayable
-    assert not ModelInputs(tokens, tokens, tokens, states=states).is_replayable
 
 
 def test_the_states_before_a_rejected_draft_stay() -> None:

@@ -220,8 +220,7 @@ class StepAttention(Protocol):
         last_token_only: bool = False,
     ) -> Tensor:
         """Attend to what an earlier layer of the step has stored; arguments and result: see `__call__`."""
-        reason = f"layer {layer} has no cache that several layers read"
-        raise NotImplementedError(reason)
+        raise AssertionError(f"layer {layer} has no cache that several layers read ({type(self).__name__})")
 
     def of_logits_rows(self) -> StepAttention | None:
         """Return the attention of the rows `logits_indices` alone, for layers that store nothing.
