@@ -11,12 +11,13 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
+import secrets
 import shutil
 import signal
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -87,12 +88,17 @@ EVERYWHERE = ProcessPlace()
 
 
 class PreparedProcess:
-    """A process that starts before its core is known, and imports meanwhile what cores need."""
+    """A process that starts before its core is known, and imports meanwhile what cores need.
+
+    Attributes:
+        folder: of its core's socket. It is made for the core; the process removes it if the server is killed.
+    """
 
     def __init__(self, prepare: Callable[[], None]) -> None:
         """Start it. `prepare`: imports what cores need; it can be pickled."""
         self._connection, end = multiprocessing.Pipe()
-        self.process = forked_process(_run_prepared, (end, prepare), "quire-engine")
+        self.folder = _new_folder()
+        self.process = forked_process(_run_prepared, (end, prepare, self.folder), "quire-engine")
         start_without_signals(self.process)
         end.close()  # so that the end of the process ends the pipe
 
@@ -108,15 +114,13 @@ class PreparedProcess:
         self.process.join()
 
 
-def _run_prepared(connection: Connection, prepare: Callable[[], None]) -> None:
+def _run_prepared(connection: Connection, prepare: Callable[[], None], folder: Path) -> None:
     """Body of a `PreparedProcess`."""
-    folders: list[Path] = []
     _show_name()
-    end_with_parent(lambda: _remove(folders))
+    end_with_parent(partial(_remove, folder))
     prepare()
     with suppress(EOFError), connection:  # the server has ended
         entry, address, place = connection.recv()
-        folders.append(_folder_of(address))
         place.take()
         _run_core(entry, address)
 
@@ -177,8 +181,10 @@ class ProcessCore:
         self._prepared = prepared
         self._place = place
         self._name = name
-        self._folder = tempfile.TemporaryDirectory(prefix="quire-")
-        self.address = f"ipc://{Path(self._folder.name) / 'engine'}"
+        self._folder = _new_folder() if prepared is None else prepared.folder
+        kill_with_process(self)  # which removes the folder
+        self._folder.mkdir(mode=0o700)
+        self.address = f"ipc://{self._folder / 'engine'}"
         self._process: BaseProcess | None = None
         self._report: asyncio.TimerHandle | None = None
 
@@ -187,7 +193,6 @@ class ProcessCore:
         # The entry is pickled by itself: reading it imports torch, and before that the process has to watch its server.
         # Not a daemon, which could not start the processes of other ranks; `kill_processes` ends it as well.
         arguments = pickle.dumps(entry), self.address, self._place
-        kill_with_process(self)
         if self._prepared is None:
             process = child_process(_run_in_process, arguments, self._name)
             start_without_signals(process)
@@ -223,14 +228,14 @@ class ProcessCore:
             if process.is_alive():
                 process.kill()
                 await asyncio.to_thread(process.join)
-        self._folder.cleanup()
+        _remove(self._folder)
         forget(self)
 
     def kill(self) -> None:
         """End the process at once, and delete its folder."""
         if self._process is not None:
             self._process.kill()
-        self._folder.cleanup()
+        _remove(self._folder)
 
 
 class Killable(Protocol):
@@ -273,18 +278,17 @@ def _run_in_process(entry: bytes, address: str, place: ProcessPlace) -> None:
     """Entry point of a core's process. The server ends it by a message; it also ends when the server is killed."""
     place.take()
     _show_name()
-    end_with_parent(partial(_remove, [_folder_of(address)]))
+    end_with_parent(partial(_remove, Path(address.removeprefix("ipc://")).parent))
     _run_core(entry, address)
 
 
-def _folder_of(address: str) -> Path:
-    """The folder of a core's socket."""
-    return Path(address.removeprefix("ipc://")).parent
+def _new_folder() -> Path:
+    """Return a path for the folder of a core's socket, which is not made yet."""
+    return Path(tempfile.gettempdir()) / f"quire-{secrets.token_hex(4)}"
 
 
-def _remove(folders: Sequence[Path]) -> None:
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _run_core(entry: bytes, address: str) -> None:
