@@ -234,7 +234,7 @@ async def test_a_batch_is_divided_and_its_results_have_its_order() -> None:
             batch.add(requests)
             arrays = await batch.results()
         assert all(np.array_equal(array, request.prompt) for array, request in zip(arrays, requests, strict=True))
-        assert min(counts(*cores)) >= 50
+        assert min(counts(*cores)) >= 25  # of 200: cores that answer at once share them as their threads run
         assert np.array_equal((await replicas.set.pool(requests[0])).data, requests[0].prompt)
         assert nothing_is_held(replicas)
 
