@@ -1,6 +1,4 @@
-"""Hybrids of attention and layers with states, with random weights, for benchmarks of what servers compute again.
-
-Most are small; granite-h-350m and qwen3_5-0.8b have the layers of these models, with the tokenizer's vocabulary.
+"""Small hybrids of attention and layers with states, with random weights, for benchmarks of what servers compute again.
 
     python -m benchmarks.tiny_hybrids lfm2 FOLDER_WITH_TOKENIZER --out DIR
 
@@ -56,42 +54,6 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "position_embedding_type": "rope",
         },
     ),
-    "granite-h-350m": (
-        "GraniteMoeHybrid",
-        {
-            **_COMMON,
-            "hidden_size": 768,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 12,
-            "num_key_value_heads": 4,
-            "shared_intermediate_size": 2048,
-            "layer_types": ["attention" if layer in (10, 13, 17, 27) else "mamba" for layer in range(32)],
-            "num_local_experts": 0,
-            "num_experts_per_tok": 0,
-            "mamba_n_heads": 48,
-            "mamba_d_head": 32,
-            "mamba_d_state": 128,
-            "mamba_n_groups": 1,
-            "mamba_expand": 2,
-        },
-    ),
-    "qwen3_5-0.8b": (
-        "Qwen3_5",
-        {
-            "hidden_size": 1024,
-            "intermediate_size": 3584,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 2,
-            "head_dim": 256,
-            "linear_num_key_heads": 16,
-            "linear_num_value_heads": 16,
-            "linear_key_head_dim": 128,
-            "linear_value_head_dim": 128,
-            "max_position_embeddings": 32768,
-            "tie_word_embeddings": True,
-        },
-    ),
 }
 
 
@@ -101,8 +63,7 @@ def write_model(kind: str, tokenizer: Path, folder: Path) -> None:
     names = json.loads((tokenizer / "tokenizer.json").read_text(encoding="utf-8"))
     ids = {token["content"]: token["id"] for token in names["added_tokens"]}
     class_name, settings = CONFIGS[kind]
-    suffix = "TextConfig" if class_name == "Qwen3_5" else "Config"
-    config = getattr(transformers, f"{class_name}{suffix}")(
+    config = getattr(transformers, f"{class_name}Config")(
         **settings,
         vocab_size=len(names["model"]["vocab"]),
         bos_token_id=ids["<|im_start|>"],

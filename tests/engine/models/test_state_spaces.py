@@ -7,18 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from quire.config.options import ModelOptions, ParallelOptions
 from quire.engine.execution.step_graphs import StepGraphs
-from quire.engine.models.errors import UnsupportedModel
 from quire.kernels import native
-from tests.support.engine import Engine, greedy, load, random_prompt
-from tests.support.invariance import SCHEDULES, together, workload
+from tests.support.engine import Engine, greedy, random_prompt
+from tests.support.families import (
+    SCHEDULED,
+    check_bits,
+    check_log_probabilities,
+    check_ranks,
+    check_refused,
+    check_schedule,
+)
 from tests.support.models import STATE_SPACES, make_model, save_model
 from tests.support.variants import covering, slow_but
 
-SEED = 1
 # One of each kind of layer: a short convolution, a state space of heads with experts, one of channels, one beside
 # attention, layers that are one thing alone.
 KINDS = ("lfm2", "granitemoehybrid", "jamba", "falcon_h1", "nemotron_h")
@@ -42,12 +46,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return Folders()
 
 
-@cache
-def alone(folder: Path, dtype: Any = "auto") -> list[list[int]]:
-    engine = Engine(folder, model=ModelOptions(dtype=dtype), enable_prefix_caching=False)
-    return [engine.generate(prompt, params).tokens for prompt, params in workload(SEED)]
-
-
 @pytest.mark.parametrize(
     ("case", "device"),
     slow_but([(case, device) for case in STATE_SPACES for device in ("cpu", "reference")],
@@ -56,35 +54,18 @@ def alone(folder: Path, dtype: Any = "auto") -> list[list[int]]:
 )  # fmt: skip
 def test_engine_equals_transformers(folders: dict[str, Path], case: str, device: Any) -> None:
     """Greedy tokens and log-probabilities, behind prompts that are longer than a chunk of either."""
-    options = ModelOptions(device=device)
-    engine = Engine(folders[case], model=options, block_size=8, max_num_batched_tokens=48)
-    assert engine.info.implementation == "quire"
-    for seed, length in ((1, 5), (2, 90)):
-        prompt = random_prompt(seed, length)
-        result = engine.generate(prompt, greedy(16, logprobs=20))
-        with torch.inference_mode():
-            sequence = torch.tensor([[*prompt, *result.tokens[:-1]]])
-            logits = model_of(case)(sequence, use_cache=False).logits[0, length - 1 :].float()
-        assert result.tokens == logits.argmax(-1).tolist()
-        expected = logits.log_softmax(-1)
-        for step, output in enumerate(result.outputs):
-            assert output.logprobs is not None
-            ids, values = output.logprobs[0].token_ids, torch.tensor(output.logprobs[0].logprobs)
-            assert ((values - expected[step][ids]).abs().max() / logits[step].abs().max()).item() < 1e-4
+    check_log_probabilities(model_of(case), folders[case], device, prompts=(5, 90))
 
 
 VARIANTS: list[dict[str, Any]] = [
-    SCHEDULES["small chunks"],
-    SCHEDULES["speculation"],
-    {"in_flight": 2, "block_size": 4},
+    *SCHEDULED,
     {"model": ModelOptions(device="reference"), "max_num_batched_tokens": 7, "max_num_seqs": 4},
 ]
 
 
 @pytest.mark.parametrize(("case", "variant"), covering(KINDS, VARIANTS))
 def test_tokens_do_not_depend_on_the_schedule(folders: dict[str, Path], case: str, variant: dict[str, Any]) -> None:
-    engine = Engine(folders[case], **variant)
-    assert together(engine, workload(SEED), SEED) == alone(folders[case])
+    check_schedule(folders[case], Engine(folders[case], **variant))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +77,7 @@ def test_tokens_do_not_depend_on_preemption(folders: dict[str, Path], case: str)
     states = roomy.runner._states.slots.memory.numel()
     size = states + 27 * (roomy.info.cache_bytes - states) // roomy.info.num_blocks
     engine = Engine(folders[case], model=model, block_size=4, kv_cache_memory_bytes=size)
-    assert together(engine, workload(SEED), SEED) == alone(folders[case])
+    check_schedule(folders[case], engine)
     assert engine.preemptions > 0
 
 
@@ -105,11 +86,7 @@ def test_tokens_do_not_depend_on_preemption(folders: dict[str, Path], case: str)
     covering(KINDS, [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}]),
 )
 def test_tokens_do_not_depend_on_the_ranks(folders: dict[str, Path], case: str, parallel: dict[str, int]) -> None:
-    engine = Engine(folders[case], parallel=ParallelOptions(**parallel))
-    try:
-        assert together(engine, workload(SEED), SEED) == alone(folders[case])
-    finally:
-        engine.core.close()
+    check_ranks(folders[case], parallel)
 
 
 def test_heads_of_one_group_are_divided_among_ranks(tmp_path: Path) -> None:
@@ -117,7 +94,7 @@ def test_heads_of_one_group_are_divided_among_ranks(tmp_path: Path) -> None:
     folder = save_model(make_model("granitemoehybrid-dense", num_hidden_layers=2, mamba_n_groups=1), tmp_path)
     whole, engine = Engine(folder), Engine(folder, parallel=ParallelOptions(tensor_parallel_size=2))
     try:
-        assert together(engine, workload(SEED), SEED) == alone(folder)
+        check_schedule(folder, engine)
         part, states = (tested.runner._states.slots.memory.shape[1] for tested in (engine, whole))
         assert part < 0.6 * states
     finally:
@@ -129,15 +106,7 @@ def test_heads_of_one_group_are_divided_among_ranks(tmp_path: Path) -> None:
 def test_bits_in_low_precision_do_not_depend_on_the_batch(
     folders: dict[str, Path], case: str, quantization: Any
 ) -> None:
-    model = ModelOptions(dtype="bfloat16", quantization=quantization)
-    requests = [(random_prompt(seed, 5 + 17 * seed), greedy(12, logprobs=3)) for seed in range(4)]
-    batch, single = Engine(folders[case], model=model, max_num_batched_tokens=16), Engine(folders[case], model=model)
-    for index, request in enumerate(requests):
-        batch.add(f"r{index}", *request)
-    batch.run()
-    for index, request in enumerate(requests):
-        outputs = zip(batch.results[f"r{index}"].outputs, single.generate(*request).outputs, strict=True)
-        assert all(beside_others.logprobs == by_itself.logprobs for beside_others, by_itself in outputs)
+    check_bits(folders[case], quantization)
 
 
 @pytest.mark.skipif(native.instructions() is None, reason="only calls of the compiled kernels can be captured")
@@ -177,9 +146,4 @@ def test_decode_steps_are_replayed(tmp_path: Path, case: str, monkeypatch: pytes
 def test_configs_that_are_not_supported_are_refused(
     folders: dict[str, Path], case: str, changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    config = type(model_of(case).config).from_pretrained(folders[case])
-    for name, value in changes.items():
-        object.__setattr__(config, name, value)
-    config.save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModel, match=message):
-        load(tmp_path, model_impl="quire")
+    check_refused(model_of(case), folders[case], changes, message, tmp_path)

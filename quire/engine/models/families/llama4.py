@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quire.engine.models.config.rope import rope_of
 from quire.engine.models.errors import UnsupportedModel
@@ -23,10 +21,8 @@ from quire.engine.models.specs.decoder import (
     QueryTemperature,
     SigmoidRouter,
 )
-from quire.engine.models.specs.tensor_names import KIND, LAYER, NamedTensors
-
-if TYPE_CHECKING:  # families are read without torch
-    from torch import Tensor
+from quire.engine.models.specs.stacked_experts import unstacked
+from quire.engine.models.specs.tensor_names import KIND, LAYER
 
 _FFN = LAYER + r"feed_forward\."
 _EXPERT = _FFN + r"experts\.(?P<expert>\d+)\."
@@ -39,21 +35,7 @@ _RULES = (
     (_EXPERT + r"(?P<part>gate|up)_proj\.weight", "ffn.experts.{expert}.gate_up.weight"),
     (_EXPERT + r"down_proj\.weight", "ffn.experts.{expert}.down.weight"),
 )
-_STACKED = re.compile(r"(?P<experts>.*\.feed_forward\.experts)\.(?P<name>gate_up|down)_proj")
 _KINDS = ("chunked_attention", "full_attention")
-
-
-def _without_stacks(tensors: NamedTensors) -> Iterator[tuple[str, Tensor]]:
-    """The projections of each expert, from tensors of all of them: inputs before outputs, gates before ups."""
-    for name, tensor in tensors:
-        match = _STACKED.fullmatch(name)
-        if match is None or tensor.dim() != 3:
-            yield name, tensor
-            continue
-        parts = ("gate", "up") if match["name"] == "gate_up" else ("down",)
-        for expert, weights in enumerate(tensor.mT):
-            for part, chunk in zip(parts, weights.tensor_split(len(parts)), strict=True):
-                yield f"{match['experts']}.{expert}.{part}_proj.weight", chunk
 
 
 def llama4_text(config: Any) -> DecoderSpec:
@@ -108,6 +90,8 @@ FAMILIES = (
         name="llama4_text",
         config_types=("llama4_text",),
         spec=llama4_text,
-        tensors=replace(LLAMA, rules=(*LLAMA.rules, *_RULES), prepare=_without_stacks),
+        tensors=replace(
+            LLAMA, rules=(*LLAMA.rules, *_RULES), prepare=unstacked("feed_forward", inputs_first=lambda _, __: True)
+        ),
     ),
 )

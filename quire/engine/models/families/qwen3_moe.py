@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quire.engine.models.families.llama import LLAMA, biased_attention, decoder, mlp
 from quire.engine.models.family import Facts, Family
 from quire.engine.models.specs.decoder import DecoderSpec, FeedForward, GatedExperts, Layer, MoE, QKNorm, SoftmaxRouter
+from quire.engine.models.specs.stacked_experts import unstacked
 from quire.engine.models.specs.tensor_names import NamedTensors, WeightNames
-
-if TYPE_CHECKING:  # families are read without torch
-    from torch import Tensor
-
-_STACKED = re.compile(r"(?P<experts>.*\.mlp\.experts)\.(?P<name>gate_up|down)_proj")
 
 
 def qwen3_moe(config: Any) -> DecoderSpec:
@@ -40,21 +34,13 @@ def feed_forwards(config: Any, experts: MoE) -> list[FeedForward]:
     return [experts if is_sparse else mlp(config) for is_sparse in sparse]
 
 
-def without_stacks(hidden: int, tensors: NamedTensors) -> Iterator[tuple[str, Tensor]]:
-    """The projections of each expert, from Qwen3-VL's tensors of all of them, in which gates lie before ups.
+def without_stacks(hidden: int, tensors: NamedTensors) -> NamedTensors:
+    """The projections of each expert, from Qwen3-VL's tensors of all of them.
 
     In checkpoints as published, inputs lie before outputs; in those that transformers has saved, outputs before inputs.
     """
-    for name, tensor in tensors:
-        match = _STACKED.fullmatch(name)
-        if match is None or tensor.dim() != 3:
-            yield name, tensor
-            continue
-        parts = ("gate", "up") if match["name"] == "gate_up" else ("down",)
-        inputs_first = tensor.shape[1 if parts == ("down",) else 2] != hidden
-        for expert, weights in enumerate(tensor.mT if inputs_first else tensor):
-            for part, chunk in zip(parts, weights.tensor_split(len(parts)), strict=True):
-                yield f"{match['experts']}.{expert}.{part}_proj.weight", chunk
+    divide = unstacked("mlp", inputs_first=lambda tensor, is_down: tensor.shape[1 if is_down else 2] != hidden)
+    return divide(tensors)
 
 
 def _vl_names(spec: DecoderSpec, _: Facts) -> WeightNames:

@@ -12,7 +12,9 @@ if TYPE_CHECKING:  # families are read without torch
     from torch import Tensor
 
 
-def unstacked(layer: str, *, gated: bool = True) -> Callable[[NamedTensors], NamedTensors]:
+def unstacked(
+    layer: str, *, gated: bool = True, inputs_first: Callable[[Tensor, bool], bool] | None = None
+) -> Callable[[NamedTensors], NamedTensors]:
     """Return a function that divides stacked tensors of a checkpoint: as published, and as transformers has them.
 
     Gates lie before ups.
@@ -20,6 +22,8 @@ def unstacked(layer: str, *, gated: bool = True) -> Callable[[NamedTensors], Nam
     Args:
         layer: a pattern of the name of the module that has the experts, with a prefix.
         gated: an expert has a gate.
+        inputs_first: tells whether a tensor has inputs before outputs; the second argument is whether it has the last
+            projections of experts. None: no tensor has.
     """
     pattern = re.compile(
         rf"(?P<layer>(?:.*\.)?{layer})\."
@@ -34,7 +38,8 @@ def unstacked(layer: str, *, gated: bool = True) -> Callable[[NamedTensors], Nam
                 yield name, tensor
                 continue
             parts = inputs if match["inputs"] else ("down",)
-            for expert, weights in enumerate(tensor):
+            is_transposed = inputs_first is not None and inputs_first(tensor, match["inputs"] is None)
+            for expert, weights in enumerate(tensor.mT if is_transposed else tensor):
                 for part, weight in zip(parts, weights.tensor_split(len(parts)), strict=True):
                     yield f"{match['layer']}.experts.{expert}.{part}_proj.weight", weight
 
