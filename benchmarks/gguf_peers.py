@@ -12,8 +12,9 @@ helps, and requests are streamed:
 - prompts: 1,024 tokens and one token out, twice (`--long-prompts`); prompt tokens per second.
 
 Bandwidth is that of reading memory larger than caches with as many threads as cores, before and after each load: the
-median of reads for half a second, as tokens too are counted over slow and fast moments of a shared machine. A ratio is the first server's rate over the best other one's in the same round, the median of all rounds. A floor share
-is the time of reading the file's matrices once, over that of a token. Loads beside other busy processes are ignored.
+median of reads for half a second, as tokens too are counted over slow and fast moments of a shared machine. A ratio
+is the first server's rate over the best other one's in the same round, the median of all rounds. A floor share is the
+time of reading the file's matrices once, over that of a token. Loads beside other busy processes are ignored.
 """
 
 from __future__ import annotations

@@ -41,13 +41,20 @@ struct ScaleRows {
     const uint8_t *at;
     const uint8_t *factors;  // of each SUPER inputs; null: `at` is float16
     int shift;               // groups of inputs in SUPER, as power of two
+    const float *floats;     // the same as float32 (groups, 32), or null
 
     // Those of a group of inputs, for the first or second 16 outputs.
     INLINE Floats load(int64_t group, int half) const {
+        if (floats) return Float32::load(floats + group * PANEL + half * LANES);
         if (!factors) return load_float16(at + group * 64 + half * 32);
         const auto *codes = (const int8_t *)at + group * PANEL + half * LANES;
         return load_int8(codes) * load_float16(factors + (group >> shift) * 64 + half * 32);
     }
+};
+
+struct GroupedPanel {
+    const uint8_t *codes;
+    ScaleRows scales, minimums;
 };
 
 struct GroupedWeight {
@@ -86,9 +93,10 @@ struct GroupedWeight {
         if (order) order->has_dtype({DType::INT32}).has_shape(inputs).is_contiguous();
         return w;
     }
-    const uint8_t *panel(int64_t index) const { return data + index * panel_bytes; }
-    ScaleRows scales(const uint8_t *panel) const { return rows_at(panel + code_bytes); }
-    ScaleRows minimums_of(const uint8_t *panel) const { return rows_at(panel + code_bytes + scale_bytes); }
+    GroupedPanel panel(int64_t index) const {
+        const uint8_t *codes = data + index * panel_bytes;
+        return {codes, rows_at(codes + code_bytes), rows_at(codes + code_bytes + scale_bytes)};
+    }
 
     const uint8_t *data;
     const float *factors;
@@ -102,7 +110,7 @@ struct GroupedWeight {
     Codes kind;
 
   private:
-    ScaleRows rows_at(const uint8_t *at) const { return {at, scale_factors ? at + scale_factors : nullptr, scale_shift}; }
+    ScaleRows rows_at(const uint8_t *at) const { return {at, scale_factors ? at + scale_factors : nullptr, scale_shift, nullptr}; }
 };
 
 constexpr int64_t step_bytes(Codes kind) { return kind == Codes::EIGHT ? 512 : kind == Codes::SIX ? 384 : 256; }

@@ -241,9 +241,8 @@ INLINE void PartSums<kind, quads, rows>::compute(const uint8_t *codes, int first
 
 // Adds minimums times sums of inputs (groups, rows), for the panel's outputs of the vector `half`.
 template <int rows>
-INLINE void add_minimums(const GroupedWeight &w, const uint8_t *panel, const float *sums, int half, PrefetchStream &prefetch,
+INLINE void add_minimums(const GroupedWeight &w, ScaleRows minimums, const float *sums, int half, PrefetchStream &prefetch,
                          TileSums<rows> &totals) {
-    ScaleRows minimums = w.minimums_of(panel);
     int64_t group_bytes = w.scale_bytes / w.groups, unfetched = 0;
     Floats products[rows];
 #pragma GCC unroll 12
@@ -262,11 +261,11 @@ INLINE void add_minimums(const GroupedWeight &w, const uint8_t *panel, const flo
 // of sums, over minimums and then over inputs. With `halves` each 16 inputs have a scale. Loops over rows are unrolled
 // early; see panel_matmul.
 template <Codes kind, bool halves, int rows>
-void grouped_matmul(const GroupedWeight &w, const int32_t *words, const float *sums, const uint8_t *panel,
+void grouped_matmul(const GroupedWeight &w, const int32_t *words, const float *sums, const GroupedPanel &panel,
                     PrefetchStream prefetch, float *out) {
     TileSums<rows> totals;
     for (int half = 0; half < 2; half++) {
-        if (w.minimums) add_minimums<rows>(w, panel, sums, half, prefetch, totals);
+        if (w.minimums) add_minimums<rows>(w, panel.minimums, sums, half, prefetch, totals);
         else
 #pragma GCC unroll 12
             for (int row = 0; row < rows; row++) totals.values[row][half] = broadcast(0.0f);
@@ -274,7 +273,8 @@ void grouped_matmul(const GroupedWeight &w, const int32_t *words, const float *s
     Ints table{};
     if constexpr (kind == Codes::TABLE)
         for (int i = 0; i < 4; i++) std::memcpy((uint8_t *)&table + 16 * i, w.table, sizeof w.table);
-    ScaleRows scales = w.scales(panel);
+    ScaleRows scales = panel.scales;
+    const uint8_t *codes = panel.codes;
     const auto *x = (const InputBlock<rows> *)words;
     constexpr int quads = halves ? 4 : 8;
     int64_t blocks = w.blocks, per_group = halves ? 1 : w.group / INPUT_GROUP, group = 0, begun = 0;
@@ -284,7 +284,7 @@ void grouped_matmul(const GroupedWeight &w, const int32_t *words, const float *s
 #pragma GCC unroll 2
             for (int first = 0; first < 2; first += VECTORS) {
                 PartSums<kind, quads, rows> products;
-                products.compute(panel, first, x->quads[part * quads], x->starts[part], table, prefetch);
+                products.compute(codes, first, x->quads[part * quads], x->starts[part], table, prefetch);
 #pragma GCC unroll 2
                 for (int v = 0; v < VECTORS; v++) {
                     Floats scale = scales.load(group, first + v);
@@ -293,7 +293,7 @@ void grouped_matmul(const GroupedWeight &w, const int32_t *words, const float *s
                         totals.values[row][first + v] += to_floats(products.sums[row][v]) * (scale * broadcast(x->scales[row]));
                 }
             }
-            panel += quads / 4 * step_bytes(kind);
+            codes += quads / 4 * step_bytes(kind);
             if (++begun == per_group) group++, begun = 0;
         }
         unfetched += block_scale_bytes;
@@ -303,7 +303,7 @@ void grouped_matmul(const GroupedWeight &w, const int32_t *words, const float *s
     for (int row = 0; row < rows; row++) Float32::store2(out + row * PANEL, totals.values[row][0], totals.values[row][1]);
 }
 
-typedef void GroupedMatmul(const GroupedWeight &, const int32_t *, const float *, const uint8_t *, PrefetchStream, float *);
+typedef void GroupedMatmul(const GroupedWeight &, const int32_t *, const float *, const GroupedPanel &, PrefetchStream, float *);
 
 template <Codes kind, bool halves, int... rows>
 GroupedMatmul *grouped_matmul_for(int64_t count, std::integer_sequence<int, rows...>) {
@@ -328,6 +328,33 @@ inline GroupedMatmul *grouped_matmul_for(const GroupedWeight &w, int64_t rows) {
     }
     return nullptr;
 }
+
+// Scales and minimums of the panels of a work item as floats, which its tiles of rows share.
+class DecodedScales {
+  public:
+    DecodedScales(const GroupedWeight &w, int64_t panels)
+        : w_(w), size_(w.groups * PANEL), decoded_(panels, -1), floats_(new float[panels * size_ * (1 + w.minimums)]) {}
+    GroupedPanel panel(int64_t index) {
+        int64_t place = index % int64_t(decoded_.size());
+        GroupedPanel panel = w_.panel(index);
+        float *scales = &floats_[place * size_ * (1 + w_.minimums)];
+        bool decodes = std::exchange(decoded_[place], index) != index;
+        if (decodes) decode(panel.scales, scales);
+        if (decodes && w_.minimums) decode(panel.minimums, scales + size_);
+        panel.scales.floats = scales, panel.minimums.floats = scales + size_;
+        return panel;
+    }
+
+  private:
+    void decode(ScaleRows rows, float *out) const {
+        for (int64_t group = 0; group < w_.groups; group++, out += PANEL)
+            Float32::store2(out, rows.load(group, 0), rows.load(group, 1));
+    }
+    const GroupedWeight &w_;
+    int64_t size_;                   // floats of the scales of a panel
+    std::vector<int64_t> decoded_;  // panels
+    std::unique_ptr<float[]> floats_;
+};
 
 // Multiplies with the factors of outputs, then does as OutputEpilogue, and activates.
 template <class T>
@@ -360,14 +387,17 @@ void grouped_linear(const GroupedLinear &a) {
         const auto *from = (const typename T::Element *)a.x + row * a.x_stride;
         quantize_inputs<T>(w, from, {&x[first * row_words + row - first], &sums[first * row_sums] + row - first, tile_rows});
     });
-    auto body = [&](int64_t row, int64_t rows, int64_t panel, PrefetchStream prefetch) {
-        auto *out = (typename Out::Element *)a.out + row * a.out_stride + panel * PANEL;
-        OutputEpilogue<Out> outputs(out, a.out_stride, rows, w.size_out - panel * PANEL);
-        alignas(64) float products[MAX_GROUPED_ROWS * PANEL];
-        grouped_matmul_for(w, rows)(w, &x[row * row_words], &sums[row * row_sums], w.panel(panel), prefetch, products);
-        write_outputs<Out>(a, outputs, products, row, rows, panel * PANEL);
-    };
     run_parallel([&](int) {
+        std::optional<DecodedScales> decoded;
+        if (tiling.tiles > 1) decoded.emplace(w, tiling.group);
+        auto body = [&](int64_t row, int64_t rows, int64_t index, PrefetchStream prefetch) {
+            auto *out = (typename Out::Element *)a.out + row * a.out_stride + index * PANEL;
+            OutputEpilogue<Out> outputs(out, a.out_stride, rows, w.size_out - index * PANEL);
+            alignas(64) float products[MAX_GROUPED_ROWS * PANEL];
+            GroupedPanel panel = decoded ? decoded->panel(index) : w.panel(index);
+            grouped_matmul_for(w, rows)(w, &x[row * row_words], &sums[row * row_sums], panel, prefetch, products);
+            write_outputs<Out>(a, outputs, products, row, rows, index * PANEL);
+        };
         items.for_each([&](int64_t item, int64_t next) {
             tiling.for_each(item, next, (const char *)x.get(), (const char *)w.data, body);
         });

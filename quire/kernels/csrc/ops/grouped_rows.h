@@ -44,8 +44,7 @@ inline int code_at(const uint8_t *step, int64_t input, int64_t lane, const uint8
 template <class Out, Codes kind>
 void grouped_row(const GroupedWeight &w, int64_t index, typename Out::Element *out) {
     int64_t lane = index % PANEL;
-    const uint8_t *panel = w.panel(index / PANEL), *step = panel;
-    ScaleRows scales = w.scales(panel), minimums = w.minimums_of(panel);
+    auto [step, scales, minimums] = w.panel(index / PANEL);
     float factor = w.factors[index], scale = 0.0f, minimum = 0.0f;
     alignas(64) float all[PANEL];
     auto at_lane = [&](const ScaleRows &rows, int64_t group) {
