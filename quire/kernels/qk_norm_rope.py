@@ -44,7 +44,7 @@ def _is_supported(split: Tensor, norms: QKNormWeights | None, angles: CosSin | N
     dim = split.shape[2]
     if not native.LANES <= dim <= native.MAX_DIM or (norms is not None and dim % native.LANES):
         return False
-    if angles is not None and (angles.interleaved or angles.cos.shape[1] < native.LANES):
+    if angles is not None and angles.cos.shape[1] < native.LANES:
         return False
     return native.supports(split) if norms is None else native.supports(split, norms.query, norms.key)
 
@@ -60,4 +60,5 @@ def _native(split: Tensor, heads: int, kv_heads: int, norms: QKNormWeights | Non
         k_heads=kv_heads,
         eps=0.0 if norms is None else norms.eps,
         offset=0.0 if norms is None else norms.offset,
+        interleaved=int(angles is not None and angles.interleaved),
     )

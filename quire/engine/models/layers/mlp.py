@@ -12,6 +12,8 @@ from quire.engine.models.layers.linear import Linear, LoRARows
 from quire.engine.models.layers.parallel import row_parallel
 from quire.kernels.activation import act_and_mul
 from quire.kernels.add_scaled import scaled
+from quire.kernels.multiply import scale_in_place
+from quire.kernels.streams import keep_largest
 from quire.kernels.xielu import xielu
 
 
@@ -55,19 +57,11 @@ class GatedMLPLayer(nn.Module):
         """(tokens, hidden) to (tokens, hidden). `lora`: see `Linear`."""
         gate_up: Tensor = self.gate_up(x, lora=lora)
         if self._gate_scale != 1.0:
-            gate_up[:, : self.gate_up.parts[0]] *= self._gate_scale
+            scale_in_place(gate_up[:, : self.gate_up.parts[0]], self._gate_scale)
         if self._deviations is not None:
-            _keep_largest(gate_up[:, : self.gate_up.parts[0]], self._deviations)
+            keep_largest(gate_up[:, : self.gate_up.parts[0]], self._deviations)
         out: Tensor = self.down(act_and_mul(gate_up, self.act), lora=lora)
         return scaled(out, self._out_scale)
-
-
-def _keep_largest(gate: Tensor, deviations: float) -> None:
-    """Subtract the mean of each row of gate and so many deviations from it; what is negative then becomes 0."""
-    values = gate.float()
-    mean = values.mean(-1, keepdim=True)
-    deviation = (values - mean).square().mean(-1, keepdim=True).sqrt()
-    gate.copy_(torch.relu(values - (mean + deviation * deviations)))
 
 
 class PlainMLPLayer(nn.Module):
