@@ -1,10 +1,12 @@
-"""Copies of parts of rows, and of token ids below a limit."""
+"""Copies of parts of rows, with zeros behind them or not, and of token ids below a limit."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels import native
@@ -26,6 +28,24 @@ def copy_rows(x: Tensor, out: Tensor) -> None:
     native.kernels.copy_rows(x=x, out=out)
 
 
+def pad_rows(x: Tensor, dim: int) -> Tensor:
+    """x (rows, heads, n) with zeros behind the n elements of each head: (rows, heads, dim)."""
+    if not native.supports(x):
+        return F.pad(x, (0, dim - x.shape[2]))
+    out = empty((len(x), x.shape[1], dim), x.dtype)
+    native.kernels.copy_rows(x=x, out=out)
+    return out
+
+
+def dense_heads(x: Tensor) -> Tensor:
+    """x (rows, heads, dim), or a contiguous copy of it, as (rows, heads * dim)."""
+    if _lie_together(x) or not native.supports(x):
+        return x.flatten(1)
+    out = empty(x.shape, x.dtype)
+    native.kernels.copy_rows(x=x, out=out)
+    return out.flatten(1)
+
+
 def join_columns(parts: Sequence[Tensor]) -> Tensor:
     """(rows, sum of columns) of tensors (rows, columns) each, whose last stride is 1."""
     if not native.supports(*parts):
@@ -40,7 +60,12 @@ def join_columns(parts: Sequence[Tensor]) -> Tensor:
 
 def contiguous_rows(x: Tensor) -> Tensor:
     """x (rows, dim), or a contiguous copy of it if its rows are further apart."""
-    return x if x.is_contiguous() else join_columns([x])
+    return x if _lie_together(x) else join_columns([x])
+
+
+def _lie_together(x: Tensor) -> bool:
+    """Whether rows lie side by side. To torch one row always does: other rows of a replay may be further apart."""
+    return x.is_contiguous() and x.stride(0) == math.prod(x.shape[1:])
 
 
 def limit_ids(ids: Tensor, limit: int) -> Tensor:

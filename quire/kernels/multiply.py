@@ -26,6 +26,17 @@ def scale_in_place(x: Tensor, scale: float) -> None:
         x *= scale
 
 
+def multiply_rows(x: Tensor, factors: Tensor) -> None:
+    """Multiply each row of x (rows, dim) in place with a number, which is rounded to x's dtype.
+
+    factors: (rows, 1) float32.
+    """
+    if native.supports(x) and factors.is_contiguous():
+        native.kernels.multiply_rows(x=x, factors=factors)
+    else:
+        x *= factors.to(x.dtype)
+
+
 def gate_rows(x: Tensor, logits: Tensor) -> Tensor:
     """x * sigmoid(logits), where the sigmoids are rounded to x's dtype. x: (rows, dim); logits: (rows, 1) float32."""
     if native.supports(x) and x.is_contiguous() and logits.is_contiguous():

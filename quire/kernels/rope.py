@@ -17,7 +17,7 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Ten
         interleaved: elements 2i and 2i + 1 of x are a pair, instead of i and i + pairs. The result is not interleaved,
             which does not change products of queries and keys.
     """
-    if _runs_natively(x, cos):
+    if _runs_natively(x):
         native.kernels.qk_norm_rope(
             x=x,
             cos=cos.contiguous(),
@@ -38,8 +38,8 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Ten
     return reference(x, cos, sin, interleaved=interleaved)
 
 
-def _runs_natively(x: Tensor, cos: Tensor) -> bool:
-    return cos.shape[1] >= native.LANES and x.shape[2] <= native.MAX_DIM and native.supports(x)
+def _runs_natively(x: Tensor) -> bool:
+    return native.LANES <= x.shape[2] <= native.MAX_DIM and native.supports(x)
 
 
 def reference(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:

@@ -39,6 +39,7 @@ constexpr OpEntry REGISTERED = {};
 #include "ops/token_bitmask.h"
 #include "ops/varlen_attention.h"
 #include "ops/write_pages.h"
+#include "ops/xielu.h"
 
 template <class>
 struct Entries;

@@ -13,7 +13,9 @@ from quire.engine.models.layers.step import StepContext
 from quire.engine.models.specs.decoder import GroupedQueryAttention, QKNorm, StackSpec
 from quire.kernels import native
 from quire.kernels.capture import split_heads
+from quire.kernels.copy_rows import dense_heads
 from quire.kernels.head_norm import norm_heads_in_place
+from quire.kernels.multiply import multiply_rows
 from quire.kernels.output_gate import gates_of, sigmoid_gate, without_gates
 from quire.kernels.paged_attention import AttentionParams
 from quire.kernels.projected_heads import CosSin, ProjectedHeads, QKNormWeights
@@ -72,7 +74,7 @@ class GroupedAttentionLayer(nn.Module):
         if spec.value_norm:
             self._norm_values(qkv)
         if spec.temperature is not None:  # before the rope, which rotates: the results are the same
-            qkv[:, : self.qkv.parts[0]] *= step.query_factors[spec.temperature].to(qkv.dtype)
+            multiply_rows(qkv[:, : self.qkv.parts[0]], step.query_factors[spec.temperature])
         rope = None if spec.rope is None else step.ropes[spec.rope]
         if spec.norms_rotated and norms is not None and rope is not None:
             qkv, rope = self._rotated(qkv, rope), None
@@ -100,7 +102,7 @@ class GroupedAttentionLayer(nn.Module):
             if last_token_only and step.logits_indices is not None:
                 projected = take_rows(projected, step.logits_indices)
             attended = sigmoid_gate(attended, gates_of(projected, spec.heads, spec.head_dim))
-        out: Tensor = self.out(attended.flatten(1), lora=step.lora_rows(last_layer=last_layer))
+        out: Tensor = self.out(dense_heads(attended), lora=step.lora_rows(last_layer=last_layer))
         return out
 
     def _sinks_of(self, qkv: Tensor) -> Tensor | None:
@@ -128,8 +130,8 @@ class GroupedAttentionLayer(nn.Module):
         assert self.k_norm is not None
         q, k, v = qkv.split(self.qkv.parts, -1)
         if self._group is None and isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
-            for norm, part in ((self.q_norm, q), (self.k_norm, k)):
-                rms_norm(part, norm.weight, norm.eps, norm.offset, in_place=True)
+            rms_norm(q, self.q_norm.weight, self.q_norm.eps, self.q_norm.offset, in_place=True)
+            rms_norm(k, self.k_norm.weight, self.k_norm.eps, self.k_norm.offset, in_place=True)
             return qkv
         if self._group is None:
             return torch.cat((self.q_norm(q), self.k_norm(k), v), -1)

@@ -14,7 +14,7 @@ from quire.kernels.activation import act_and_mul
 from quire.kernels.add_scaled import scaled
 from quire.kernels.multiply import scale_in_place
 from quire.kernels.streams import keep_largest
-from quire.kernels.xielu import xielu
+from quire.kernels.xielu import XieluNumbers, xielu
 
 
 class GatedMLPLayer(nn.Module):
@@ -88,15 +88,19 @@ class LearnedMLPLayer(PlainMLPLayer):
         beta, eps: the same of numbers that are not learned; checkpoints have them, too.
     """
 
+    derived_from_weights = ("_numbers",)  # made when first needed
+
     def __init__(self, hidden: int, size: int, *, group: RankGroup | None = None) -> None:
         """`group`: see `GatedMLPLayer`."""
         super().__init__(hidden, size, "linear", bias=False, group=group)
         self.alpha_p, self.alpha_n, self.beta, self.eps = (
             nn.Parameter(torch.empty(1), requires_grad=False) for _ in range(4)
         )
+        self._numbers: XieluNumbers | None = None
 
     def forward(self, x: Tensor, lora: LoRARows | None = None) -> Tensor:
         """(tokens, hidden) to (tokens, hidden). `lora`: see `Linear`."""
-        inner = xielu(self.up(x, lora=lora), self.alpha_p, self.alpha_n, self.beta, self.eps)
-        out: Tensor = self.down(inner, lora=lora)
+        if self._numbers is None:
+            self._numbers = XieluNumbers.learned(self.alpha_p, self.alpha_n, self.beta, self.eps)
+        out: Tensor = self.down(xielu(self.up(x, lora=lora), self._numbers), lora=lora)
         return out

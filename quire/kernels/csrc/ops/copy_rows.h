@@ -1,21 +1,25 @@
-// Copies of parts of rows, and of token ids below a limit.
+// Copies of parts of rows, with zeros behind them where there is more room, and of token ids below a limit.
 #pragma once
 
 struct CopyRows {
     static constexpr const char *NAME = "copy_rows";
     static constexpr const char *PARAMETERS[] = {"x", "out"};
     static CopyRows check(const Tensor &x, const Tensor &out) {
-        Size rows("rows"), heads("heads"), dim("dim");
+        Size rows("rows"), heads("heads"), dim("dim"), width("width");
         x.has_shape(rows, heads, dim).is_dense(1);
-        out.has_dtype({x.dtype}).has_shape(rows, heads, dim).is_dense(1);
+        out.has_dtype({x.dtype}).has_shape(rows, heads, width).is_dense(1);
+        require(width >= dim, "out", "at least as many columns as x has are expected");
         int64_t size = x.item_size;
-        return {x.data<char>(), out.data<char>(), rows, heads, dim * size, x.strides[0] * size, x.strides[1] * size,
-                out.strides[0] * size, out.strides[1] * size};
+        return {x.data<char>(), out.data<char>(), rows, heads, dim * size, (width - dim) * size, x.strides[0] * size,
+                x.strides[1] * size, out.strides[0] * size, out.strides[1] * size};
     }
     void run() const {
         parallel_for(rows, work() > SERIAL, [&](int64_t row) {
-            for (int64_t head = 0; head < heads; head++)
-                std::memcpy(out + row * out_stride + head * out_head_stride, x + row * x_stride + head * x_head_stride, bytes);
+            for (int64_t head = 0; head < heads; head++) {
+                char *to = out + row * out_stride + head * out_head_stride;
+                std::memcpy(to, x + row * x_stride + head * x_head_stride, bytes);
+                std::memset(to + bytes, 0, padding);
+            }
         });
     }
     int64_t work() const { return rows * heads * bytes / 4; }
@@ -23,7 +27,7 @@ struct CopyRows {
 
     const char *x;
     char *out;
-    int64_t rows, heads, bytes, x_stride, x_head_stride, out_stride, out_head_stride;  // strides are bytes
+    int64_t rows, heads, bytes, padding, x_stride, x_head_stride, out_stride, out_head_stride;  // strides are bytes
 };
 REGISTER_OP(CopyRows);
 

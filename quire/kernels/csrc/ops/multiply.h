@@ -84,3 +84,40 @@ void gate_rows(const GateRows &a) {
 inline void GateRows::run() const {
     dtype == DType::BFLOAT16 ? gate_rows<BFloat16>(*this) : gate_rows<Float32>(*this);
 }
+
+// Multiplies each row with a number, which is rounded to the dtype. In place.
+struct MultiplyRows {
+    static constexpr const char *NAME = "multiply_rows";
+    static constexpr const char *PARAMETERS[] = {"x", "factors"};
+    static MultiplyRows check(const Tensor &x, const Tensor &factors) {
+        Size rows("rows"), dim("dim"), one("columns", 1);
+        x.is_floating().has_shape(rows, dim).is_dense(1);
+        factors.has_dtype({DType::FLOAT32}).has_shape(rows, one).is_contiguous();
+        return {x.dtype, x.data(), factors.data<float>(), rows, dim, x.strides[0]};
+    }
+    void run() const;
+    int64_t work() const { return rows * dim; }
+    int64_t &row_count() { return rows; }
+
+    DType dtype;
+    void *x;
+    const float *factors;
+    int64_t rows, dim, stride;
+};
+REGISTER_OP(MultiplyRows);
+
+template <class T>
+void multiply_rows(const MultiplyRows &a) {
+    typedef typename T::Element Element;
+    parallel_for(a.rows, a.work() > SERIAL, [&](int64_t row) {
+        float factor = T::to_float(T::from_float(a.factors[row]));
+        Element *x = (Element *)a.x + row * a.stride;
+        int64_t i = 0;
+        for (; i + LANES <= a.dim; i += LANES) T::store(x + i, T::load(x + i) * factor);
+        for (; i < a.dim; i++) x[i] = T::from_float(T::to_float(x[i]) * factor);
+    });
+}
+
+inline void MultiplyRows::run() const {
+    dtype == DType::BFLOAT16 ? multiply_rows<BFloat16>(*this) : multiply_rows<Float32>(*this);
+}

@@ -23,8 +23,7 @@ struct QKNormRope {
         for (const OptionalTensor *one : {&q_weight, &k_weight})
             if (*one) (*one)->has_dtype({x.dtype}).has_shape(dim).is_contiguous();
         int64_t used = cos ? int64_t(pairs) : 0;
-        require((used == 0 || used >= LANES) && 2 * used <= dim, "cos",
-                "at least 16 pairs, at most half of the head dim, are expected");
+        require(2 * used <= dim, "cos", "pairs, at most half of the head dim, are expected");
         return {x.dtype, x.data(), data_or_null<float>(cos), data_or_null<float>(sin), data_or_null(q_weight),
                 data_or_null(k_weight), tokens, q_heads, k_heads, dim, x.strides[0], x.strides[1], used, eps, offset, interleaved != 0};
     }
@@ -75,7 +74,12 @@ void qk_norm_rope(const QKNormRope &a) {
                     int64_t at = std::min(i, a.dim - LANES);
                     T::store(x + at, Float32::load(values + at));
                 }
-            for (int64_t i = 0; i < a.pairs; i += LANES) {
+            for (int64_t i = 0; i < a.pairs && a.pairs < LANES; i++) {
+                float first = values[i], second = values[a.pairs + i];
+                x[i] = T::from_float(first * cos[i] - second * sin[i]);
+                x[a.pairs + i] = T::from_float(second * cos[i] + first * sin[i]);
+            }
+            for (int64_t i = 0; i < a.pairs && a.pairs >= LANES; i += LANES) {
                 int64_t at = std::min(i, a.pairs - LANES);
                 Floats c = Float32::load(cos + at), s = Float32::load(sin + at);
                 Floats first = Float32::load(values + at), second = Float32::load(values + a.pairs + at);
