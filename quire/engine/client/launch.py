@@ -104,6 +104,11 @@ class Ending:
         process.join(_END_SECONDS)
         process.kill()
 
+    def close(self) -> None:
+        """Close the pipe; the process has ended."""
+        self.told.close()
+        self._tell.close()
+
 
 class PreparedProcess:
     """A process that starts before its core is known, and imports meanwhile what cores need.
@@ -132,6 +137,7 @@ class PreparedProcess:
         self._connection.close()
         self.process.kill()
         self.process.join()
+        self.ending.close()
 
 
 def _run_prepared(connection: Connection, told: Connection, prepare: Callable[[], None], folder: Path) -> None:
@@ -249,6 +255,7 @@ class ProcessCore:
             if process.is_alive():
                 await asyncio.to_thread(self._ending.end, process)
                 await asyncio.to_thread(process.join)
+        self._ending.close()
         _remove(self._folder)
         forget(self)
 
