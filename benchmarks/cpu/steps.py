@@ -123,10 +123,10 @@ class SteppedCore:
 
 
 def unread_table_bytes(model: Any) -> int:
-    """Return bytes of the table of embeddings, of which steps read a few rows; 0 if the head multiplies with it."""
-    table: Embedding = model.embed
-    plain = 0 if table.weight is None or table.weight is model.head.weight else table.weight.nbytes
-    return plain + table.packed_bytes
+    """Return bytes of tables of embeddings, of which steps read a few rows; 0 of one that the head multiplies with."""
+    tables = [module for module in model.modules() if isinstance(module, Embedding)]
+    plain = [table.weight for table in tables if table.weight is not None and table.weight is not model.head.weight]
+    return sum(weight.nbytes for weight in plain) + sum(table.packed_bytes for table in tables)
 
 
 def bandwidth_bound(steps: SteppedCore, limits: Limits, batch: int, context: int) -> float:
