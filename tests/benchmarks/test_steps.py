@@ -9,7 +9,8 @@ import pytest
 from benchmarks.cpu.steps import unread_table_bytes
 from quire.kernels import native
 from tests.support.engine import load
-from tests.support.models import BASE, make_model, save_model
+from tests.support.models import make_model, save_model
+from tests.support.tokenizer import VOCAB_SIZE
 
 
 @pytest.mark.skipif(native.instructions() is None, reason="weights are packed by the compiled kernels")
@@ -17,4 +18,4 @@ from tests.support.models import BASE, make_model, save_model
 def test_a_table_that_the_head_multiplies_with_is_read(tied: bool, quantization: str, tmp_path: Path) -> None:
     folder = save_model(make_model("llama", tie_word_embeddings=tied).bfloat16(), tmp_path)
     model = load(folder, dtype="bfloat16", quantization=quantization).model
-    assert unread_table_bytes(model) == (0 if tied else 2 * BASE["vocab_size"] * BASE["hidden_size"])
+    assert unread_table_bytes(model) == (0 if tied else 2 * VOCAB_SIZE * model.spec.hidden)
