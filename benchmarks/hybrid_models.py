@@ -1,9 +1,12 @@
 """Writes checkpoints with random weights and states of a fixed size, in real shapes, in the files of Hugging Face.
 
-    python -m benchmarks.hybrid_models FOLDER --tokenizer SMOLLM2
+    python -m benchmarks.hybrid_models FOLDER --tokenizer SMOLLM2 --shapes qwen3.5-0.8b
+    python -m benchmarks.hybrid_models FOLDER --configs
 
 `qwen3.5-0.8b` has the shape of Qwen3.5-0.8B's language model (the gated delta rule), `lfm2-350m` that of LFM2-350M
-(short convolutions) and `granite-4-h-350m` that of Granite 4.0 H 350M (Mamba-2). SMOLLM2 is a folder with SmolLM2's
+(short convolutions) and `granite-4-h-350m` that of Granite 4.0 H 350M (Mamba-2). `qwen3.5-moe-0.9b` and `gemma4-0.8b`
+are no published sizes: a mixture of experts with the gated delta rule, and inputs of layers. With --configs the folders
+have a config alone, for `benchmarks.cpu.steps --load-format dummy`. SMOLLM2 is a folder with SmolLM2's
 tokenizer.json. Greedy decoding never chooses a special token, so that answers are as long as asked for.
 """
 
@@ -87,7 +90,51 @@ SHAPES: dict[str, dict[str, Any]] = {
         "position_embedding_type": "nope",
         "max_position_embeddings": 131_072,
     },
+    "qwen3.5-moe-0.9b": {
+        "model_type": "qwen3_5_moe_text",
+        "vocab_size": 65_536,
+        "hidden_size": 1024,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 256,
+        "shared_expert_intermediate_size": 256,
+        "linear_num_key_heads": 8,
+        "linear_num_value_heads": 16,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "max_position_embeddings": 8192,
+    },
+    "gemma4-0.8b": {
+        "model_type": "gemma4_text",
+        "vocab_size": 65_536,
+        "vocab_size_per_layer_input": 65_536,
+        "hidden_size": 1024,
+        "hidden_size_per_layer_input": 256,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 20,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "num_kv_shared_layers": 10,
+        "sliding_window": 512,
+        "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 4,
+        "max_position_embeddings": 8192,
+    },
 }
+
+
+def make_config(name: str, folder: Path) -> None:
+    """Write the config of a shape alone, whose tokens end no answer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fields = {key: value for key, value in SHAPES[name].items() if key != "model_type"}
+    config = AutoConfig.for_model(SHAPES[name]["model_type"], tie_word_embeddings=True, dtype=torch.bfloat16, **fields)
+    config.update({"eos_token_id": None, "bos_token_id": None, "pad_token_id": None})
+    config.save_pretrained(folder)
 
 
 def make_model(name: str, folder: Path, tokenizer: Path) -> None:
@@ -124,11 +171,16 @@ def main() -> None:
     """Write the checkpoints that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--tokenizer", type=Path, required=True, help="folder with SmolLM2's tokenizer.json")
+    kind = parser.add_mutually_exclusive_group(required=True)
+    kind.add_argument("--tokenizer", type=Path, help="folder with SmolLM2's tokenizer.json")
+    kind.add_argument("--configs", action="store_true", help="write configs alone")
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=list(SHAPES))
     options = parser.parse_args()
     for name in options.shapes:
-        make_model(name, options.folder / name, options.tokenizer)
+        if options.configs:
+            make_config(name, options.folder / name)
+        else:
+            make_model(name, options.folder / name, options.tokenizer)
 
 
 if __name__ == "__main__":

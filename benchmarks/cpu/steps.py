@@ -30,6 +30,7 @@ from quire.engine.client.protocol import Abort, AddRequest, StepOutput
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.core.loop import EngineCore
 from quire.engine.execution.step_graphs import EagerSteps
+from quire.engine.models.layers.embedding import Embedding
 from quire.engine.models.model_config import read_model_config
 from quire.kernels import native
 
@@ -81,6 +82,12 @@ class SteppedCore:
         self.info: ModelInfo
         self.core, self.info = build_core(config, self.channel)  # type: ignore[arg-type]
 
+    @property
+    def model(self) -> Any:
+        """The model that the core runs."""
+        executor: Any = self.core.executor
+        return executor._runner.model
+
     @contextmanager
     def eager(self) -> Iterator[None]:
         """Run steps without replays within."""
@@ -115,19 +122,22 @@ class SteppedCore:
         return {"prefill": prefill, "median": median(times[_WARMUP_STEPS:]), "best": min(times[_WARMUP_STEPS:])}
 
 
-def bandwidth_bound(
-    folder: Path, steps: SteppedCore, limits: Limits, quantization: str, batch: int, context: int
-) -> float:
-    """Return seconds for reading the KV cache and the weights once; the embedding, a row lookup, is not counted.
+def unread_table_bytes(model: Any) -> int:
+    """Return bytes of tables of embeddings, of which steps read a few rows; 0 of one that the head multiplies with."""
+    tables = [module for module in model.modules() if isinstance(module, Embedding)]
+    plain = [table.weight for table in tables if table.weight is not None and table.weight is not model.head.weight]
+    return sum(weight.nbytes for weight in plain) + sum(table.packed_bytes for table in tables)
+
+
+def bandwidth_bound(steps: SteppedCore, limits: Limits, batch: int, context: int) -> float:
+    """Return seconds for reading the KV cache and the weights once, those of all experts included.
 
     States of a fixed size are read and written.
     """
-    config, info, cache = json.loads((folder / "config.json").read_text()), steps.info, steps.core.executor.cache
+    info, cache = steps.info, steps.core.executor.cache
     slots = None if cache is None else cache.states
     states = 0 if slots is None else slots.memory.numel()
-    embedding = info.vocab_size * config["hidden_size"] * getattr(torch, info.dtype).itemsize
-    if config.get("tie_word_embeddings") and quantization == "none":
-        embedding = 0  # the LM head reads it
+    embedding = unread_table_bytes(steps.model)
     read = batch * context * (info.cache_bytes - states) / (info.num_blocks * info.block_size)
     changed = 0 if slots is None else 2 * batch * slots.memory.shape[1]
     return float(info.weight_bytes - embedding + read + changed) / limits.bandwidth
@@ -155,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if batch * (context + _MAX_TOKENS) > steps.info.num_blocks * steps.info.block_size:
                 continue  # they do not fit in the KV cache together
             row = steps.measure(batch, context)
-            share = bandwidth_bound(options.model, steps, limits, options.quantization, batch, context) / row["best"]
+            share = bandwidth_bound(steps, limits, batch, context) / row["best"]
             rows.append(
                 {
                     "batch": batch,

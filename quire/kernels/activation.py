@@ -28,7 +28,7 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "linear": lambda x: x,
 }
 ACTIVATIONS = {name: _FUNCTIONS[canonical] for name, canonical in CANONICAL_ACTIVATIONS.items()}
-_NATIVE = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu")
+_NATIVE = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2")
 _SEVERAL_OPERATORS = ("quick_gelu", "relu2")  # others are a single kernel of torch
 
 
@@ -79,6 +79,11 @@ def reference(gate_up: Tensor, act: str) -> Tensor:
 
 def clamped_swiglu(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
     """(clamp(up) + 1) * gate * sigmoid(alpha * gate), with gate clamped from above (gpt-oss)."""
+    size = gate_up.shape[-1] // 2
+    if gate_up.dim() == 2 and size % native.LANES == 0 and native.supports(gate_up) and gate_up.is_contiguous():
+        out = empty((len(gate_up), size), gate_up.dtype)
+        native.kernels.clamped_swiglu(gate_up=gate_up, out=out, alpha=alpha, limit=limit)
+        return out
     if gpu.supports(gate_up) and gate_up.stride(-1) == 1:
         from quire.kernels.triton import activation as kernel
 

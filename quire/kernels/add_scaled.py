@@ -11,11 +11,11 @@ from quire.kernels import gpu, native
 from quire.kernels.capture import empty
 
 
-def scaled(x: Tensor, scale: float) -> Tensor:
-    """x * scale, where the scale is rounded to x's dtype first, as in transformers."""
+def scaled(x: Tensor, scale: float, *, rounded: bool = True) -> Tensor:
+    """x * scale, where the scale is rounded to x's dtype first unless it is said otherwise, as in transformers."""
     if scale == 1.0:
         return x
-    factor = _round_to_dtype(scale, x.dtype)
+    factor = _round_to_dtype(scale, x.dtype) if rounded else scale
     if not (native.supports(x) and x.is_contiguous()):
         return x * factor
     out = empty(x.shape, x.dtype)

@@ -45,6 +45,11 @@ def break_capture() -> None:
     _local.broken = True
 
 
+def is_capturing() -> bool:
+    """Whether this thread captures its kernel calls."""
+    return _local.workspace is not None
+
+
 class CapturedCalls:
     """The calls of compiled kernels that a function makes.
 
@@ -55,32 +60,39 @@ class CapturedCalls:
     Attributes:
         complete: whether the function did nothing but call kernels that compute one result per row, each for as many
             rows as its row kind has. Only then can the calls be replayed.
+        calls: the calls as the compiled kernels take them.
     """
 
     def __init__(
-        self, function: Callable[[], object], workspace: Workspace, counts: Mapping[RowKind, int] | Sequence[int]
+        self,
+        function: Callable[[], object],
+        workspace: Workspace,
+        counts: Mapping[RowKind, int] | Sequence[int],
+        *,
+        runs: bool = True,
     ) -> None:
         """Run a function and capture its kernel calls.
 
         Args:
             counts: number of rows of each kind in this run, by `RowKind`.
+            runs: False: the calls are captured, but not made.
         """
         assert native.kernels is not None
         dispatch = _ComputeDetector()
-        native.kernels.begin_capture([counts[kind] for kind in RowKind])
+        native.kernels.begin_capture([counts[kind] for kind in RowKind], int(runs))
         _local.workspace, _local.broken = workspace, False
         try:
             with dispatch:
                 function()
         finally:
             _local.workspace = None
-            self._calls: Any = native.kernels.end_capture()
+            self.calls: Any = native.kernels.end_capture()
         self._workspace = workspace  # owns the memory that the calls write to
-        self.complete = dispatch.complete and not _local.broken and self._calls is not None
+        self.complete = dispatch.complete and not _local.broken and self.calls is not None
 
     def replay(self, counts: Sequence[int]) -> None:
         """Make the calls again, for other numbers of rows of each kind. Results are at the same addresses."""
-        native.kernels.replay(self._calls, counts)
+        native.kernels.replay(self.calls, counts)
 
 
 class Workspace:

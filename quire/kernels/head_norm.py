@@ -25,6 +25,7 @@ def norm_heads_in_place(x: Tensor, weight: Tensor, eps: float) -> None:
             k_heads=0,
             eps=eps,
             offset=0.0,
+            interleaved=0,
         )
         return
     x.copy_(rms_norm(x.reshape(-1, dim), weight, eps).view(x.shape))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels import native
-from quire.kernels.capture import empty
+from quire.kernels.capture import empty, split_heads
 
 
 def without_gates(projected: Tensor, heads: int, dim: int) -> Tensor:
@@ -24,8 +24,7 @@ def without_gates(projected: Tensor, heads: int, dim: int) -> Tensor:
 
 def gates_of(projected: Tensor, heads: int, dim: int) -> Tensor:
     """(tokens, heads, dim) the gates in a projection, see `without_gates`: a view."""
-    gates: Tensor = projected[:, : 2 * heads * dim].unflatten(1, (heads, 2, dim))[:, :, 1]
-    return gates
+    return split_heads(projected, heads, 2 * dim)[:, :, dim:]
 
 
 def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ def qk_norm_rope(projected: ProjectedHeads) -> tuple[Tensor, Tensor, Tensor]:
     split = projected.split
     if norms is None and angles is None:
         return _parts(split, heads, kv_heads)
-    if _is_supported(split, norms, angles):
+    if _is_supported(split, norms):
         _native(split, heads, kv_heads, norms, angles)
         return _parts(split, heads, kv_heads)
     if gpu.supports(split):
@@ -40,11 +40,9 @@ def _parts(split: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Te
     return split[:, :heads], split[:, heads : heads + kv_heads], split[:, heads + kv_heads :]
 
 
-def _is_supported(split: Tensor, norms: QKNormWeights | None, angles: CosSin | None) -> bool:
+def _is_supported(split: Tensor, norms: QKNormWeights | None) -> bool:
     dim = split.shape[2]
     if not native.LANES <= dim <= native.MAX_DIM or (norms is not None and dim % native.LANES):
-        return False
-    if angles is not None and (angles.interleaved or angles.cos.shape[1] < native.LANES):
         return False
     return native.supports(split) if norms is None else native.supports(split, norms.query, norms.key)
 
@@ -60,4 +58,5 @@ def _native(split: Tensor, heads: int, kv_heads: int, norms: QKNormWeights | Non
         k_heads=kv_heads,
         eps=0.0 if norms is None else norms.eps,
         offset=0.0 if norms is None else norms.offset,
+        interleaved=int(angles is not None and angles.interleaved),
     )

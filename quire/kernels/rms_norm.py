@@ -9,17 +9,27 @@ from quire.kernels import gpu, native
 from quire.kernels.capture import empty
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-    """x / rms(x) * (weight + offset) over the last dimension, computed in float32, in x's dtype."""
-    if x.dim() == 2 and native.supports(x, weight):
-        out = empty(x.shape, x.dtype)
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, *, in_place: bool = False) -> Tensor:
+    """x / rms(x) * (weight + offset) over the last dimension, computed in float32, in x's dtype.
+
+    in_place: the result replaces x.
+    """
+    if native.supports(x, weight) and (x.dim() == 2 or (x.dim() == 3 and _are_parts(x))):
+        out = x if in_place else empty(x.shape, x.dtype)
         native.kernels.rms_norm(x=x, weight=weight, out=out, eps=eps, offset=offset)
         return out
     if gpu.supports(x, weight) and x.stride(-1) == 1:
         from quire.kernels.triton import rms_norm as kernel
 
-        return kernel.rms_norm(x, weight, eps, offset)
-    return reference(x, weight, eps, offset)
+        normed = kernel.rms_norm(x, weight, eps, offset)
+    else:
+        normed = reference(x, weight, eps, offset)
+    return x.copy_(normed) if in_place else normed
+
+
+def _are_parts(x: Tensor) -> bool:
+    """Whether the parts of each row lie together."""
+    return x.stride(2) == 1 and x.stride(1) == x.shape[2]
 
 
 def reference(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:

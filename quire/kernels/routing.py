@@ -5,11 +5,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.kernels import gpu
+from quire.kernels import gpu, native
+from quire.kernels.capture import empty
+from quire.kernels.multiply import sigmoid
+
+_MAX_EXPERTS, _MAX_CHOSEN = 1024, 32  # of the compiled kernel
+_LEAST_SUM = 1e-20  # that sigmoids are divided by, so that weights of 0 are no NaN
 
 
 def softmax_top_k(
-    logits: Tensor, top_k: int, *, renormalize: bool, groups: int = 1, top_groups: int = 1
+    logits: Tensor,
+    top_k: int,
+    *,
+    renormalize: bool,
+    groups: int = 1,
+    top_groups: int = 1,
+    expert_scale: Tensor | None = None,
+    scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """The experts with the highest logits, and their softmax weights.
 
@@ -19,10 +31,29 @@ def softmax_top_k(
         renormalize: the weights of the chosen experts sum to 1.
         groups: groups of neighbouring experts.
         top_groups: groups of a token, those with the highest logits.
+        expert_scale: (experts,) float32, factors of the weights of each expert.
+        scale: factor of the weights.
 
     Returns:
         indices (integers) and weights float32, both (tokens, top_k).
     """
+    if _runs_natively(logits, top_k):
+        return _choose(
+            logits,
+            top_k,
+            expert_scale=expert_scale,
+            groups=groups,
+            top_groups=top_groups,
+            renormalize=renormalize,
+            scale=scale,
+        )
+    chosen, weights = _softmax(logits, top_k, renormalize, groups, top_groups)
+    if expert_scale is not None:
+        weights = weights * expert_scale[chosen]
+    return chosen, weights if scale == 1.0 else weights * scale
+
+
+def _softmax(logits: Tensor, top_k: int, renormalize: bool, groups: int, top_groups: int) -> tuple[Tensor, Tensor]:
     if groups > 1:
         return _grouped_softmax(logits, top_k, renormalize=renormalize, groups=groups, top_groups=top_groups)
     if gpu.supports(logits):
@@ -30,6 +61,41 @@ def softmax_top_k(
 
         return kernel.softmax_top_k(logits, top_k, renormalize=renormalize)
     return reference_softmax(logits, top_k, renormalize=renormalize)
+
+
+def _runs_natively(logits: Tensor, top_k: int) -> bool:
+    return top_k <= _MAX_CHOSEN and logits.shape[1] <= _MAX_EXPERTS and native.supports(logits)
+
+
+def _choose(
+    logits: Tensor,
+    top_k: int,
+    *,
+    bias: Tensor | None = None,
+    expert_scale: Tensor | None = None,
+    sigmoid: bool = False,
+    groups: int = 1,
+    top_groups: int = 1,
+    renormalize: bool = False,
+    least_sum: float = 0.0,
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """The experts of tokens by the compiled kernel; it chooses by the logits, or by the sums of scores and bias."""
+    chosen, weights = empty((len(logits), top_k), torch.int64), empty((len(logits), top_k), torch.float32)
+    native.kernels.choose_experts(
+        logits=logits,
+        bias=bias,
+        expert_scale=expert_scale,
+        chosen=chosen,
+        weights=weights,
+        sigmoid=int(sigmoid),
+        groups=groups,
+        top_groups=top_groups,
+        renormalize=int(renormalize),
+        least_sum=least_sum,
+        scale=scale,
+    )
+    return chosen, weights
 
 
 def reference_softmax(logits: Tensor, top_k: int, *, renormalize: bool) -> tuple[Tensor, Tensor]:
@@ -41,7 +107,7 @@ def reference_softmax(logits: Tensor, top_k: int, *, renormalize: bool) -> tuple
 def biased_softmax(
     logits: Tensor, bias: Tensor, top_k: int, *, least_sum: float, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """The experts with the highest sums of softmax and bias; their weights have no bias (ERNIE 4.5). In torch.
+    """The experts with the highest sums of softmax and bias; their weights have no bias (ERNIE 4.5).
 
     Args:
         logits: (tokens, experts) float32.
@@ -53,6 +119,8 @@ def biased_softmax(
     Returns:
         as `softmax_top_k`.
     """
+    if _runs_natively(logits, top_k):
+        return _choose(logits, top_k, bias=bias, renormalize=True, least_sum=least_sum, scale=scale)
     probabilities = logits.softmax(-1)
     chosen = (probabilities + bias).topk(top_k, -1).indices
     weights = probabilities.gather(-1, chosen)
@@ -60,7 +128,7 @@ def biased_softmax(
 
 
 def sigmoid_top_k(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """The experts with the highest logits, and the sigmoids of these, which do not sum to 1 (Llama 4). In torch.
+    """The experts with the highest logits, and the sigmoids of these, which do not sum to 1 (Llama 4).
 
     Args:
         logits: (tokens, experts) float32.
@@ -69,6 +137,8 @@ def sigmoid_top_k(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     Returns:
         as `softmax_top_k`.
     """
+    if _runs_natively(logits, top_k):
+        return _choose(logits, top_k, sigmoid=True)
     values, chosen = logits.topk(top_k, -1)
     return chosen, sigmoid(values)
 
@@ -81,16 +151,6 @@ def _grouped_softmax(
     selected = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter_(-1, best, value=True)
     weights, chosen = grouped.masked_fill(~selected[..., None], 0.0).flatten(-2).topk(top_k, -1)
     return chosen, weights / weights.sum(-1, keepdim=True) if renormalize else weights
-
-
-def sigmoid(logits: Tensor) -> Tensor:
-    """The sigmoids of float32 logits, whose bits do not depend on how many tokens there are.
-
-    On CPUs torch's own has other last bits at the end of a tensor, behind its last whole vector.
-    """
-    if logits.device.type != "cpu":
-        return logits.sigmoid()
-    return torch.stack([logits, torch.zeros_like(logits)], -1).softmax(-1)[..., 0]
 
 
 def grouped_sigmoid(
@@ -110,6 +170,18 @@ def grouped_sigmoid(
     Returns:
         as `softmax_top_k`.
     """
+    if _runs_natively(logits, top_k):
+        return _choose(
+            logits,
+            top_k,
+            bias=bias,
+            sigmoid=True,
+            groups=groups,
+            top_groups=top_groups,
+            renormalize=renormalize,
+            least_sum=_LEAST_SUM,
+            scale=scale,
+        )
     if gpu.supports(logits, bias):
         from quire.kernels.triton import routing as kernel
 
@@ -132,5 +204,5 @@ def reference_sigmoid(
     chosen = grouped.masked_fill(~selected[..., None], -torch.inf).flatten(-2).topk(top_k, -1).indices
     weights = scores.gather(-1, chosen)
     if renormalize:
-        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        weights = weights / (weights.sum(-1, keepdim=True) + _LEAST_SUM)
     return chosen, weights * scale

@@ -106,7 +106,7 @@ def test_a_rank_that_is_killed_while_idle_is_noticed_and_the_engine_restarts(tmp
     [
         (signal.SIGTERM, False, 0, "--no-engine-process"),
         (signal.SIGKILL, False, -9, "--engine-process"),
-        pytest.param(signal.SIGTERM, False, 0, "--engine-process", marks=pytest.mark.slow),
+        (signal.SIGTERM, False, 0, "--engine-process"),
         pytest.param(signal.SIGINT, True, 130, "--no-engine-process", marks=pytest.mark.slow),
     ],
 )
@@ -130,6 +130,5 @@ def test_a_server_that_is_ended_while_it_loads_leaves_nothing(
             process.send_signal(sent)
         assert process.wait(60) == status
         errors = process.stderr.read()
-    # A rank that was just being started gets no arguments from a killed process, which Python prints.
-    assert sent == signal.SIGKILL or flag == "--engine-process" or "Traceback" not in errors
+    assert "Traceback" not in errors
     assert_nothing_is_left(processes, temporary)

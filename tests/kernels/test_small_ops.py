@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from quire.kernels import native
 from quire.kernels.activation import act_and_mul, clamped_swiglu
 from quire.kernels.add_scaled import scaled
+from quire.kernels.multiply import sigmoid
 from quire.kernels.projected_heads import CosSin, ProjectedHeads, QKNormWeights
 from quire.kernels.qk_norm_rope import qk_norm_rope
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.rope import apply_rope
-from quire.kernels.routing import sigmoid
 from quire.kernels.softcap import softcap
 from quire.kernels.take_rows import take_rows
 
@@ -105,8 +105,10 @@ def test_compiled_rms_norm(dim: int, offset: float, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("offset", [None, 0.0, 1.0])
 @pytest.mark.parametrize("pairs", [None, 4, 16, 20, 32, 37, 40])
-@pytest.mark.parametrize("tokens", [1, 30])
-def test_compiled_qk_norm_rope(tokens: int, pairs: int | None, offset: float | None, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("tokens", "interleaved"), [(1, False), (30, False), (30, True)])
+def test_compiled_qk_norm_rope(
+    tokens: int, interleaved: bool, pairs: int | None, offset: float | None, dtype: torch.dtype
+) -> None:
     """With and without norms; rotated completely, in part, or not at all."""
     torch.manual_seed(0)
     heads, kv_heads, dim = 5, 2, 80
@@ -115,7 +117,7 @@ def test_compiled_qk_norm_rope(tokens: int, pairs: int | None, offset: float | N
         None if offset is None else QKNormWeights(torch.randn(dim).to(dtype), torch.randn(dim).to(dtype), 1e-6, offset)
     )
     angle = torch.randn(tokens, pairs or 1) * 3
-    angles = None if pairs is None else CosSin(angle.cos(), angle.sin(), interleaved=False)
+    angles = None if pairs is None else CosSin(angle.cos(), angle.sin(), interleaved=interleaved)
     with native.disabled():
         expected = qk_norm_rope(ProjectedHeads(qkv.clone(), heads, kv_heads, norms, angles))
     out = qk_norm_rope(ProjectedHeads(qkv, heads, kv_heads, norms, angles))

@@ -87,6 +87,29 @@ class ProcessPlace:
 EVERYWHERE = ProcessPlace()
 
 
+class Ending:
+    """Tells a process to end in order. It may be starting another one, which without its arguments tells of an error.
+
+    Attributes:
+        told: where the process is told; see `end_with_parent`.
+    """
+
+    def __init__(self) -> None:
+        self.told, self._tell = multiprocessing.Pipe(duplex=False)
+
+    def end(self, process: BaseProcess) -> None:
+        """End the process, by force if it has not ended soon."""
+        with suppress(OSError):  # it has ended
+            self._tell.send_bytes(b"end")
+        process.join(_END_SECONDS)
+        process.kill()
+
+    def close(self) -> None:
+        """Close the pipe; the process has ended."""
+        self.told.close()
+        self._tell.close()
+
+
 class PreparedProcess:
     """A process that starts before its core is known, and imports meanwhile what cores need.
 
@@ -97,8 +120,10 @@ class PreparedProcess:
     def __init__(self, prepare: Callable[[], None]) -> None:
         """Start it. `prepare`: imports what cores need; it can be pickled."""
         self._connection, end = multiprocessing.Pipe()
+        self.ending = Ending()
         self.folder = _new_folder()
-        self.process = forked_process(_run_prepared, (end, prepare, self.folder), "quire-engine")
+        arguments = end, self.ending.told, prepare, self.folder
+        self.process = forked_process(_run_prepared, arguments, "quire-engine")
         start_without_signals(self.process)
         end.close()  # so that the end of the process ends the pipe
 
@@ -112,12 +137,13 @@ class PreparedProcess:
         self._connection.close()
         self.process.kill()
         self.process.join()
+        self.ending.close()
 
 
-def _run_prepared(connection: Connection, prepare: Callable[[], None], folder: Path) -> None:
+def _run_prepared(connection: Connection, told: Connection, prepare: Callable[[], None], folder: Path) -> None:
     """Body of a `PreparedProcess`."""
     _show_name()
-    end_with_parent(partial(_remove, folder))
+    end_with_parent(partial(_remove, folder), told)
     prepare()
     with suppress(EOFError), connection:  # the server has ended
         entry, address, place = connection.recv()
@@ -186,6 +212,7 @@ class ProcessCore:
         self._folder.mkdir(mode=0o700)
         self.address = f"ipc://{self._folder / 'engine'}"
         self._process: BaseProcess | None = None
+        self._ending = Ending() if prepared is None else prepared.ending
         self._report: asyncio.TimerHandle | None = None
 
     def start(self, entry: CoreEntry, on_death: Callable[[str], None]) -> None:
@@ -194,7 +221,7 @@ class ProcessCore:
         # Not a daemon, which could not start the processes of other ranks; `kill_processes` ends it as well.
         arguments = pickle.dumps(entry), self.address, self._place
         if self._prepared is None:
-            process = child_process(_run_in_process, arguments, self._name)
+            process = child_process(_run_in_process, (*arguments, self._ending.told), self._name)
             start_without_signals(process)
         else:
             process = self._prepared.process
@@ -226,15 +253,16 @@ class ProcessCore:
                 self._report.cancel()
             await asyncio.to_thread(process.join, seconds)
             if process.is_alive():
-                process.kill()
+                await asyncio.to_thread(self._ending.end, process)
                 await asyncio.to_thread(process.join)
+        self._ending.close()
         _remove(self._folder)
         forget(self)
 
     def kill(self) -> None:
-        """End the process at once, and delete its folder."""
+        """End the process, and delete its folder."""
         if self._process is not None:
-            self._process.kill()
+            self._ending.end(self._process)
         _remove(self._folder)
 
 
@@ -242,29 +270,49 @@ class Killable(Protocol):
     """An owner of processes."""
 
     def kill(self) -> None:
-        """End the processes at once, and delete what belongs to them."""
+        """End the processes, and delete what belongs to them."""
 
 
-_started: set[Killable] = set()
-_starting = threading.RLock()  # held while a process is started and gets its arguments
 _START_SECONDS = 2.0  # after which a process that ends does not wait for one that is being started
+_END_SECONDS = 3.0  # in which a process that is told to has ended
+
+
+class _Started:
+    """What this process has started.
+
+    Attributes:
+        owners: of processes.
+        starting: held while a process is started and gets its arguments.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin in a fork, whose parent held the lock, and has what it has started."""
+        self.owners: set[Killable] = set()
+        self.starting = threading.RLock()
+
+
+_started = _Started()
+os.register_at_fork(after_in_child=_started.reset)
 
 
 def kill_with_process(owner: Killable) -> None:
     """Kill the owner's processes when this process ends."""
-    _started.add(owner)
+    _started.owners.add(owner)
 
 
 def forget(owner: Killable) -> None:
     """The owner has ended its processes."""
-    _started.discard(owner)
+    _started.owners.discard(owner)
 
 
 def kill_processes() -> None:
-    """End all processes of cores and other children at once; for the end of a server that does not wait for them."""
+    """End all processes of cores and other children; for the end of a server that does not wait for them."""
     # A child without arguments tells of an error, and belongs to nobody yet. The lock is kept: none is started anymore.
-    _starting.acquire(timeout=_START_SECONDS)
-    for owner in list(_started):
+    _started.starting.acquire(timeout=_START_SECONDS)
+    for owner in list(_started.owners):
         owner.kill()
     for child in multiprocessing.active_children():
         child.kill()
@@ -274,11 +322,11 @@ def kill_processes() -> None:
 atexit.register(kill_processes)
 
 
-def _run_in_process(entry: bytes, address: str, place: ProcessPlace) -> None:
+def _run_in_process(entry: bytes, address: str, place: ProcessPlace, told: Connection) -> None:
     """Entry point of a core's process. The server ends it by a message; it also ends when the server is killed."""
     place.take()
     _show_name()
-    end_with_parent(partial(_remove, Path(address.removeprefix("ipc://")).parent))
+    end_with_parent(partial(_remove, Path(address.removeprefix("ipc://")).parent), told)
     _run_core(entry, address)
 
 
@@ -307,17 +355,20 @@ def start_without_signals(process: BaseProcess) -> None:
     """Start a process that `end_with_parent` protects from signals, before it has called it."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SERVERS_SIGNALS)
     try:
-        with _starting:
+        with _started.starting:
             process.start()  # it inherits what this thread blocks
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
-def end_with_parent(clean_up: Callable[[], None] = lambda: None) -> None:
+def end_with_parent(clean_up: Callable[[], None] = lambda: None, told: Connection | None = None) -> None:
     """End this process when the server does, and not by signals: the server decides when its children end.
 
     A terminal or supervisor sends signals to all processes, and the server first finishes its requests.
-    `clean_up` is called when the server has ended without ending this process.
+
+    Args:
+        clean_up: called when the server has ended without ending this process.
+        told: where the server tells this process to end; see `Ending`.
     """
     for ignored in _SERVERS_SIGNALS:
         signal.signal(ignored, signal.SIG_IGN)
@@ -326,7 +377,8 @@ def end_with_parent(clean_up: Callable[[], None] = lambda: None) -> None:
         return
 
     def watch() -> None:
-        multiprocessing.connection.wait([parent.sentinel])
+        multiprocessing.connection.wait([parent.sentinel] if told is None else [parent.sentinel, told])
+        kill_processes()
         clean_up()
         os._exit(1)
 

@@ -45,7 +45,7 @@ class StepGraphs(StepRunner):
 
     There are two graphs: one for steps in which logits are computed for every token, one for the others; and as many
     for steps whose rows all have the same adapter. A step of which only some rows have it runs eagerly; so does one
-    whose model also computes with torch, as in a mixture of experts, which cannot be captured.
+    whose model also computes with torch, as in a linear recurrence, which cannot be captured.
     """
 
     def __init__(self, model: LanguageModel) -> None:

@@ -23,9 +23,9 @@ from quire.engine.client.protocol import (
     RequestOutput,
     StepStats,
 )
-from quire.engine.scheduling.block_loads import BlockLoads, EndedLoad
+from quire.engine.scheduling.block_loads import Beginning, BlockLoads, EndedLoad
 from quire.engine.scheduling.block_source import RemoteLoading
-from quire.engine.scheduling.block_tables import ONE_GROUP, BlockGroups, BlockTables
+from quire.engine.scheduling.block_tables import ONE_GROUP, BlockGroups, BlockTables, Prefix
 from quire.engine.scheduling.blocks import BlockPool, FilledBlock
 from quire.engine.scheduling.cross_attention import CrossAttentionBlocks
 from quire.engine.scheduling.drafter import Drafter
@@ -62,6 +62,19 @@ class _Postponed:
 
 
 _NOTHING_POSTPONED = _Postponed()
+
+
+@dataclass(slots=True)
+class _Room:
+    """What requests that enter the batch may still add to a step.
+
+    Attributes:
+        tokens: that are computed.
+        encoded: positions that an encoder computes.
+    """
+
+    tokens: int
+    encoded: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -514,84 +527,112 @@ class Scheduler:
 
     def _enter_batch(self, plan: StepPlan, scheduled: list[Request], budget: int, most: int | None) -> None:
         is_alone = most is not None
-        encoded = self.limits.encoder_compute_budget  # positions that this step may still encode
+        room = _Room(budget, self.limits.encoder_compute_budget)
         most = most or self._shares.share(min(len(self._requests), self.limits.max_num_seqs))
-        while budget > 0 and len(scheduled) < most and (request := self._waiting.first()):
-            if request.alone_until and not is_alone:
+        while room.tokens > 0 and len(scheduled) < most and (request := self._waiting.first()):
+            if not self._may_enter(request, is_alone):
                 return
-            taken = len(self._running) + self._num_loading + self._waiting.num_aside
-            if taken >= self.limits.max_num_seqs and not self._preempt_idle():
-                return
-            if request.steps_in_flight:
-                return  # preempted; a step in flight still appends to its tokens
-            if self.limits.rope_switch is not None:
-                request.choose_rope(self.limits.rope_switch, self._hasher)
-            snapshots = None if is_alone else self._snapshots
-            prefix = None if snapshots is not None and snapshots.is_awaited(request) else self._tables.match(request)
-            computed = 0 if prefix is None else prefix.count * self.pool.block_size
-            if prefix is None or (snapshots is not None and snapshots.is_coming(request, computed)):
-                # It would compute again what a sequence in the batch computes.
+            prefix = self._prefix_of(request, None if is_alone else self._snapshots)
+            if prefix is None:
                 self._waiting.set_aside()
                 if self._waiting.num_aside == _MOST_PASSED:
                     return
                 continue
-            left = len(request.tokens) - request.held_back - computed
-            if self.loads is not None and not request.held_back:
-                beginning = self.loads.begin(request, prefix)
-                while beginning == "has no room" and self._reclaim():
-                    beginning = self.loads.begin(request, prefix)
-                if beginning == "waits":
-                    self._waiting.pop()
-                    continue
-                if beginning == "has no room":
-                    return
-            if left <= 0:
+            beginning = self._begin_loading(request, prefix)
+            if beginning == "has no room":
+                return
+            if beginning == "waits":
+                self._waiting.pop()
+            elif len(request.tokens) - request.held_back <= prefix.count * self.pool.block_size:
                 self._waiting.pop()
                 self._open.waiting_for_input.add(request.id)
-                continue
-            count = request.within_prompt(computed, min(left, budget))
-            if self._snapshots is not None:
-                self._snapshots.prepare(request, computed)
-                count = self._snapshots.cut(request, computed, count)
-            if request.bidirectional is not None:
-                count = request.whole_spans(computed, count)
-            fresh = self._tables.missing_on_entry(prefix, computed + (count or self._span_left(request, computed)))
-            cross = self._cross_attention.cached(request.cross_attention)
-            if request.cross_attention is not None and not cross:
-                if request.cross_attention.length > encoded and encoded < self.limits.encoder_compute_budget:
-                    return
-                encoded -= request.cross_attention.length
-                fresh += self.pool.blocks_for(request.cross_attention.length)
-            while not self.pool.can_take([*prefix.held, *cross], fresh):
-                if not self._reclaim():
-                    return
-            if count == 0:
-                self._postpone(request, self._span_left(request, computed))
+            elif not self._enter(plan, scheduled, request, prefix, room):
                 return
-            request.computed_on_entry = computed
-            count = self._readable(plan, request, computed, count)
-            if count == 0:
-                return  # the step encodes no more items
-            self._waiting.pop()
-            insort(self._running, request, key=_SORT_KEY)
-            self._tables.enter(request, prefix)
-            request.prompt_logprobs = [None] if request.wants_prompt_logprobs else []
-            request.mark_scheduled()
-            snapshot = None
-            if self._snapshots is not None:
-                is_first = request.cached_tokens is None
-                snapshot = self._snapshots.enter(request, prefix.count, is_first=is_first, was_cached=prefix.in_memory)
-            self._tables.record(request, computed, plan.stats, has_tier=self.loads is not None and self.loads.has_tier)
-            if self.loads is not None and prefix.count:
-                self.loads.touch(request, prefix)
-            entered = (
-                None
-                if request.cross_attention is None
-                else self._cross_attention.enter(request.cross_attention, cross, plan.stats)
-            )
-            plan.new.append(request.to_new_sequence(entered, snapshot))
-            self._schedule_sequence(plan, scheduled, request, count, enters=True)
-            budget -= count
+
+    def _may_enter(self, request: Request, is_alone: bool) -> bool:
+        """Whether there is a place in the batch, and the first of the waiting requests can take it now."""
+        if request.alone_until and not is_alone:
+            return False
+        taken = len(self._running) + self._num_loading + self._waiting.num_aside
+        if taken >= self.limits.max_num_seqs and not self._preempt_idle():
+            return False
+        return not request.steps_in_flight  # of one that was preempted, such a step still appends to its tokens
+
+    def _prefix_of(self, request: Request, snapshots: StateSnapshots | None) -> Prefix | None:
+        """The cached prefix of a request; None while it would compute again what a sequence in the batch computes."""
+        if self.limits.rope_switch is not None:
+            request.choose_rope(self.limits.rope_switch, self._hasher)
+        if snapshots is None:
+            return self._tables.match(request)
+        if snapshots.is_awaited(request):
+            return None
+        prefix = self._tables.match(request)
+        return None if snapshots.is_coming(request, prefix.count * self.pool.block_size) else prefix
+
+    def _begin_loading(self, request: Request, prefix: Prefix) -> Beginning:
+        """Begin to load what other tiers have of a request's blocks, for which idle sequences give up theirs."""
+        if self.loads is None or request.held_back:
+            return "computes"
+        beginning = self.loads.begin(request, prefix)
+        while beginning == "has no room" and self._reclaim():
+            beginning = self.loads.begin(request, prefix)
+        return beginning
+
+    def _enter(self, plan: StepPlan, scheduled: list[Request], request: Request, prefix: Prefix, room: _Room) -> bool:
+        """Let the first of the waiting requests enter the batch; return whether there is room for it."""
+        computed = prefix.count * self.pool.block_size
+        count = self._first_chunk(request, computed, room.tokens)
+        fresh = self._tables.missing_on_entry(prefix, computed + (count or self._span_left(request, computed)))
+        cross = self._cross_attention.cached(request.cross_attention)
+        if request.cross_attention is not None and not cross:
+            if request.cross_attention.length > room.encoded and room.encoded < self.limits.encoder_compute_budget:
+                return False
+            room.encoded -= request.cross_attention.length
+            fresh += self.pool.blocks_for(request.cross_attention.length)
+        while not self.pool.can_take([*prefix.held, *cross], fresh):
+            if not self._reclaim():
+                return False
+        if count == 0:
+            self._postpone(request, self._span_left(request, computed))
+            return False
+        request.computed_on_entry = computed
+        count = self._readable(plan, request, computed, count)
+        if count == 0:
+            return False  # the step encodes no more items
+        self._start(plan, request, prefix, cross)
+        self._schedule_sequence(plan, scheduled, request, count, enters=True)
+        room.tokens -= count
+        return True
+
+    def _first_chunk(self, request: Request, computed: int, budget: int) -> int:
+        """The number of tokens behind `computed` cached ones that the first step of a request may compute."""
+        count = request.within_prompt(computed, min(len(request.tokens) - request.held_back - computed, budget))
+        if self._snapshots is not None:
+            self._snapshots.prepare(request, computed)
+            count = self._snapshots.cut(request, computed, count)
+        return count if request.bidirectional is None else request.whole_spans(computed, count)
+
+    def _start(self, plan: StepPlan, request: Request, prefix: Prefix, cross: list[int]) -> None:
+        """Move the first of the waiting requests to those that run, with the blocks that it begins with."""
+        computed = prefix.count * self.pool.block_size
+        self._waiting.pop()
+        insort(self._running, request, key=_SORT_KEY)
+        self._tables.enter(request, prefix)
+        request.prompt_logprobs = [None] if request.wants_prompt_logprobs else []
+        request.mark_scheduled()
+        snapshot = None
+        if self._snapshots is not None:
+            is_first = request.cached_tokens is None
+            snapshot = self._snapshots.enter(request, prefix.count, is_first=is_first, was_cached=prefix.in_memory)
+        self._tables.record(request, computed, plan.stats, has_tier=self.loads is not None and self.loads.has_tier)
+        if self.loads is not None and prefix.count:
+            self.loads.touch(request, prefix)
+        entered = (
+            None
+            if request.cross_attention is None
+            else self._cross_attention.enter(request.cross_attention, cross, plan.stats)
+        )
+        plan.new.append(request.to_new_sequence(entered, snapshot))
 
     def _postpone(self, request: Request, count: int) -> None:
         """Let the next step keep room for so many tokens, for which there is too little in this one."""

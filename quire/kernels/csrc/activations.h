@@ -3,7 +3,7 @@
 
 #include "normal_tail.h"
 
-enum class Activation { SILU, GELU, GELU_TANH, QUICK_GELU, RELU };
+enum class Activation { SILU, GELU, GELU_TANH, QUICK_GELU, RELU, RELU2 };
 
 inline Floats gelu(Floats x) {
     Floats positive = maximum(broadcast(0.0f), x), size = minimum(broadcast(7.8f), maximum(x, -x));
@@ -30,7 +30,8 @@ Floats activated(Floats x) {
     if constexpr (act == Activation::GELU_TANH)
         return x / (1.0f + vector_exp(x * (-1.5957691216f - 0.0713548163f * x * x)));
     if constexpr (act == Activation::QUICK_GELU) return x / (1.0f + vector_exp(-1.702f * x));
-    return maximum(broadcast(0.0f), x);
+    Floats positive = maximum(broadcast(0.0f), x);
+    return act == Activation::RELU2 ? positive * positive : positive;
 }
 
 inline Activation activation_named(std::string_view name) {
@@ -38,7 +39,8 @@ inline Activation activation_named(std::string_view name) {
     if (name == "gelu") return Activation::GELU;
     if (name == "gelu_tanh") return Activation::GELU_TANH;
     if (name == "quick_gelu") return Activation::QUICK_GELU;
-    require(name == "relu", "act", "silu, gelu, gelu_tanh, quick_gelu or relu is expected");
+    if (name == "relu2") return Activation::RELU2;
+    require(name == "relu", "act", "silu, gelu, gelu_tanh, quick_gelu, relu or relu2 is expected");
     return Activation::RELU;
 }
 
@@ -51,6 +53,7 @@ void with_activation(Activation act, Body body) {
         case Activation::GELU_TANH: return body(std::integral_constant<Activation, Activation::GELU_TANH>{});
         case Activation::QUICK_GELU: return body(std::integral_constant<Activation, Activation::QUICK_GELU>{});
         case Activation::RELU: return body(std::integral_constant<Activation, Activation::RELU>{});
+        case Activation::RELU2: return body(std::integral_constant<Activation, Activation::RELU2>{});
     }
 }
 

@@ -8,8 +8,11 @@
 
 class Capture {
   public:
-    // `counts`: number of rows of each row kind while the calls are captured.
-    explicit Capture(std::vector<int64_t> counts) : counts_(std::move(counts)) {}
+    static constexpr const char *NAME = "quire.kernels._native.Capture";
+
+    // `counts`: number of rows of each row kind while the calls are captured. `runs`: whether they are made as well.
+    Capture(std::vector<int64_t> counts, bool runs) : runs(runs), counts_(std::move(counts)) {}
+    const bool runs;
 
     void set_row_kind(size_t kind);
     // Keeps a call, or makes the capture incomplete if its rows are not as many as the present kind has.

@@ -48,14 +48,17 @@ void choose_instructions() {
     ops = &any::ops, instructions = "any";
 }
 
-constexpr const char *CAPTURE = "quire.kernels._native.Capture";
-
-PyObject *begin_capture(PyObject *, PyObject *counts) {
+PyObject *begin_capture(PyObject *, PyObject *const *values, Py_ssize_t count) {
+    if (count != 2) {
+        PyErr_SetString(PyExc_TypeError, "begin_capture(): counts and whether calls are made are expected");
+        return nullptr;
+    }
     return with_python_errors("begin_capture", [&]() -> PyObject * {
-        auto rows = Convert<std::vector<int64_t>>::from_python(counts, "counts");
+        auto rows = Convert<std::vector<int64_t>>::from_python(values[0], "counts");
         require(!rows.empty(), "counts", "one for each row kind is expected");
+        bool runs = Convert<int64_t>::from_python(values[1], "runs");
         if (current_capture) throw ValueError("this thread is capturing already");
-        current_capture = new Capture(std::move(rows));
+        current_capture = new Capture(std::move(rows), runs);
         Py_RETURN_NONE;
     });
 }
@@ -73,13 +76,9 @@ PyObject *end_capture(PyObject *, PyObject *) {
         PyErr_SetString(PyExc_RuntimeError, "end_capture(): this thread is not capturing");
         return nullptr;
     }
-    bool complete = current_capture->complete();
-    auto drop = [](PyObject *capsule) { delete static_cast<Capture *>(PyCapsule_GetPointer(capsule, CAPTURE)); };
-    PyObject *calls = complete ? PyCapsule_New(current_capture, CAPTURE, drop) : nullptr;
-    if (!calls) delete current_capture;
-    current_capture = nullptr;
-    if (!complete) Py_RETURN_NONE;
-    return calls;
+    std::shared_ptr<const Capture> calls(std::exchange(current_capture, nullptr));
+    if (!calls->complete()) Py_RETURN_NONE;
+    return to_python(std::move(calls));
 }
 
 PyObject *replay(PyObject *, PyObject *const *values, Py_ssize_t count) {
@@ -87,9 +86,8 @@ PyObject *replay(PyObject *, PyObject *const *values, Py_ssize_t count) {
         PyErr_SetString(PyExc_TypeError, "replay(): captured calls and counts are expected");
         return nullptr;
     }
-    auto *capture = static_cast<const Capture *>(PyCapsule_GetPointer(values[0], CAPTURE));
-    if (!capture) return nullptr;
     return with_python_errors("replay", [&]() -> PyObject * {
+        auto capture = Convert<std::shared_ptr<const Capture>>::from_python(values[0], "calls");
         auto counts = Convert<std::vector<int64_t>>::from_python(values[1], "counts");
         require(counts.size() == capture->kinds(), "counts", "as many as while capturing are expected");
         for (int64_t rows : counts) require(rows >= 0, "counts", "they cannot be negative");
@@ -129,7 +127,8 @@ PyObject *set_pool_calls_for_tests(PyObject *, PyObject *calls) {
 }
 
 PyMethodDef functions[] = {
-    {"begin_capture", begin_capture, METH_O, "begin_capture(counts)\n\nKeep this thread's kernel calls from now on."},
+    {"begin_capture", _PyCFunction_CAST(begin_capture), METH_FASTCALL,
+     "begin_capture(counts, runs)\n\nKeep this thread's kernel calls from now on, and make them or not."},
     {"set_row_kind", set_row_kind, METH_O, "set_row_kind(kind)\n\nOf the calls that are captured from now on."},
     {"end_capture", end_capture, METH_NOARGS, "end_capture()\n\nThe captured calls, or None if they are incomplete."},
     {"replay", _PyCFunction_CAST(replay), METH_FASTCALL, "replay(calls, counts)\n\nRun captured calls for other counts."},

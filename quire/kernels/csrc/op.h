@@ -70,7 +70,7 @@ PyObject *run_op(const Op &op) {
         if (current_capture) current_capture->set_incomplete();
         return to_python(run_unlocked(op.work(), [&] { return op.run(); }));
     } else {
-        run_unlocked(op.work(), [&] { op.run(); });
+        if (!current_capture || current_capture->runs) run_unlocked(op.work(), [&] { op.run(); });
         if (current_capture) {
             if constexpr (requires(Op call) { call.row_count(); }) {
                 Op call = op;

@@ -118,8 +118,8 @@ def test_a_graph_captured_with_one_sequence_serves_several(tmp_path: Path) -> No
 
 
 def test_layers_that_run_in_torch_are_not_captured(tmp_path: Path) -> None:
-    """Expert routing differs from step to step, so such steps cannot be captured."""
-    folder = save_model(make_model("qwen3_moe", head_dim=32).bfloat16(), tmp_path)
+    """As those of linear recurrences."""
+    folder = save_model(make_model("recurrent_gemma").bfloat16(), tmp_path)
     _, step_graphs = tokens(folder, ModelOptions(dtype="bfloat16"))
     assert not step_graphs.graphs
     assert len(step_graphs.not_capturable) == 2

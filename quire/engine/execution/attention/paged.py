@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
@@ -15,6 +14,7 @@ from quire.engine.execution.attention.selected import Place, attend_selected
 from quire.engine.execution.cache_layout import LayerCache
 from quire.engine.models.layers.inputs import Selection, StepAttention
 from quire.kernels.capture import RowKind, set_row_kind
+from quire.kernels.copy_rows import pad_rows
 from quire.kernels.paged_attention import (
     AttentionMetadata,
     AttentionParams,
@@ -173,8 +173,8 @@ class PagedAttention(StepAttention):
         if cache.shape.is_padded:
             # Zeros change no sum, and pages of other sizes are read by torch, whose order of sums depends on the step.
             key_dim = cache.shape.key_elements
-            q, k = (F.pad(rows, (0, key_dim - rows.shape[2])) for rows in (q, k))
-            v = None if v is None else F.pad(v, (0, cache.shape.value_elements - v.shape[2]))
+            q, k = (pad_rows(rows, key_dim) for rows in (q, k))
+            v = None if v is None else pad_rows(v, cache.shape.value_elements)
         slots = self.groups[cache.group].slots
         scales = params.key_scale, params.value_scale, params.head_scales
         write_pages(cache.keys, cache.values, slots, k, v, *scales)
@@ -220,7 +220,7 @@ class PagedAttention(StepAttention):
         cache = self.layers[layer]
         padded = cache.shape.is_padded
         if padded:
-            q = F.pad(q, (0, cache.shape.key_elements - q.shape[2]))
+            q = pad_rows(q, cache.shape.key_elements)
         out = self._attend(cache, q, params, last_layer, last_token_only)
         return out[..., : cache.shape.value_dim] if padded else out
 

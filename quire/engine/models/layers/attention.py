@@ -11,8 +11,11 @@ from quire.engine.models.layers.norm import LayerNorm, RMSNorm, make_norm
 from quire.engine.models.layers.parallel import normalize_over_ranks, row_parallel
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.specs.decoder import GroupedQueryAttention, QKNorm, StackSpec
+from quire.kernels import native
 from quire.kernels.capture import split_heads
+from quire.kernels.copy_rows import dense_heads
 from quire.kernels.head_norm import norm_heads_in_place
+from quire.kernels.multiply import multiply_rows
 from quire.kernels.output_gate import gates_of, sigmoid_gate, without_gates
 from quire.kernels.paged_attention import AttentionParams
 from quire.kernels.projected_heads import CosSin, ProjectedHeads, QKNormWeights
@@ -29,6 +32,8 @@ class GroupedAttentionLayer(nn.Module):
         head_scales: (2, kv_heads) float32: the same for keys and values of each head, beside those of all; None: 1.
     """
 
+    derived_from_weights = ("_float_sinks",)  # made when first needed
+
     def __init__(
         self, index: int, spec: GroupedQueryAttention, model: StackSpec, group: RankGroup | None = None
     ) -> None:
@@ -44,6 +49,7 @@ class GroupedAttentionLayer(nn.Module):
         self._eps = model.norm.eps
         self._ones: Tensor | None = None  # weights of norms that have none, made when first needed
         self.sinks = nn.Parameter(torch.empty(spec.heads), requires_grad=False) if spec.sinks else None
+        self._float_sinks: Tensor | None = None
         self.key_scale = self.value_scale = 1.0
         self.head_scales: Tensor | None = None
         self.alibi = None if spec.alibi is None else torch.tensor(spec.alibi, dtype=torch.float32, device="cpu")
@@ -68,10 +74,10 @@ class GroupedAttentionLayer(nn.Module):
         if spec.value_norm:
             self._norm_values(qkv)
         if spec.temperature is not None:  # before the rope, which rotates: the results are the same
-            qkv[:, : self.qkv.parts[0]] *= step.query_factors[spec.temperature].to(qkv.dtype)
+            multiply_rows(qkv[:, : self.qkv.parts[0]], step.query_factors[spec.temperature])
         rope = None if spec.rope is None else step.ropes[spec.rope]
         if spec.norms_rotated and norms is not None and rope is not None:
-            qkv, norms, rope = self._rotated_and_normed(qkv, rope, norms), None, None
+            qkv, rope = self._rotated(qkv, rope), None
         if self.alibi is not None and self.alibi.device != qkv.device:
             self.alibi = self.alibi.to(qkv.device)
         if self.head_scales is not None and self.head_scales.device != qkv.device:
@@ -80,7 +86,7 @@ class GroupedAttentionLayer(nn.Module):
             spec.scale,
             spec.window,
             spec.softcap,
-            self.sinks,
+            self._sinks_of(qkv),
             self.alibi,
             step.relative_bias,
             self.key_scale,
@@ -96,8 +102,16 @@ class GroupedAttentionLayer(nn.Module):
             if last_token_only and step.logits_indices is not None:
                 projected = take_rows(projected, step.logits_indices)
             attended = sigmoid_gate(attended, gates_of(projected, spec.heads, spec.head_dim))
-        out: Tensor = self.out(attended.flatten(1), lora=step.lora_rows(last_layer=last_layer))
+        out: Tensor = self.out(dense_heads(attended), lora=step.lora_rows(last_layer=last_layer))
         return out
+
+    def _sinks_of(self, qkv: Tensor) -> Tensor | None:
+        """The sinks as kernels read them; those of CPUs read float32."""
+        if self.sinks is None or not native.supports(qkv):
+            return self.sinks
+        if self._float_sinks is None:
+            self._float_sinks = self.sinks.float()
+        return self._float_sinks
 
     def _norm_values(self, qkv: Tensor) -> None:
         spec = self.spec
@@ -115,6 +129,10 @@ class GroupedAttentionLayer(nn.Module):
         assert self.q_norm is not None
         assert self.k_norm is not None
         q, k, v = qkv.split(self.qkv.parts, -1)
+        if self._group is None and isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
+            rms_norm(q, self.q_norm.weight, self.q_norm.eps, self.q_norm.offset, in_place=True)
+            rms_norm(k, self.k_norm.weight, self.k_norm.eps, self.k_norm.offset, in_place=True)
+            return qkv
         if self._group is None:
             return torch.cat((self.q_norm(q), self.k_norm(k), v), -1)
         normed = []
@@ -135,18 +153,13 @@ class GroupedAttentionLayer(nn.Module):
         heads = qkv.unflatten(1, (-1, spec.head_dim)).split((spec.heads, spec.kv_heads, spec.kv_heads), 1)
         return torch.cat((self.q_norm(heads[0]), self.k_norm(heads[1]), heads[2]), 1).flatten(1)
 
-    def _rotated_and_normed(self, qkv: Tensor, rope: CosSin, norms: QKNormWeights) -> Tensor:
-        """Rotate each head of queries and keys, then norm it."""
+    def _rotated(self, qkv: Tensor, rope: CosSin) -> Tensor:
+        """Rotate each head of queries and keys."""
         spec = self.spec
-        queries, keys, values = qkv.unflatten(1, (-1, spec.head_dim)).split(
-            (spec.heads, spec.kv_heads, spec.kv_heads), 1
-        )
-        queries, keys = (apply_rope(part, rope.cos, rope.sin, interleaved=rope.interleaved) for part in (queries, keys))
-        queries, keys = (
-            rms_norm(part, weight, norms.eps, norms.offset)
-            for part, weight in ((queries, norms.query), (keys, norms.key))
-        )
-        return torch.cat((queries, keys, values), 1).flatten(1)
+        heads = split_heads(qkv, spec.heads + 2 * spec.kv_heads, spec.head_dim)
+        rotated, values = heads.split((spec.heads + spec.kv_heads, spec.kv_heads), 1)
+        result = apply_rope(rotated, rope.cos, rope.sin, interleaved=rope.interleaved)
+        return qkv if result is rotated else torch.cat((result, values), 1).flatten(1)
 
     def _norm(self, size: int, model: StackSpec) -> RMSNorm | LayerNorm | None:
         if self.spec.qk_norm is None or self.spec.qk_norm is QKNorm.HEAD_ONLY:

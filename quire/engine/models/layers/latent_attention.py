@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -16,6 +15,8 @@ from quire.engine.models.layers.norm import RMSNorm
 from quire.engine.models.layers.parallel import row_parallel
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.specs.decoder import LatentAttention, StackSpec
+from quire.kernels.capture import split_heads
+from quire.kernels.copy_rows import copy_rows, empty_like, join_columns
 from quire.kernels.head_linear import HeadWeight, pack_head_weight, reference
 from quire.kernels.linear import Quantization
 from quire.kernels.paged_attention import AttentionParams
@@ -108,7 +109,8 @@ class LatentAttentionLayer(nn.Module):
         spec = self.spec
         compressed = self.q_a_norm(self.q_a(x)) if spec.q_rank is not None else x
         q = self.q_b(compressed)
-        q_nope, q_rope = q.unflatten(-1, (spec.heads, -1)).split([spec.nope_dim, spec.shared_dim], -1)
+        heads = split_heads(q, spec.heads, spec.nope_dim + spec.shared_dim)
+        q_nope, q_rope = heads.split([spec.nope_dim, spec.shared_dim], -1)
         latent, k_rope = self.kv_a(x).split([spec.kv_rank, spec.shared_dim], -1)
         k_rope = k_rope[:, None]
         if spec.rope is not None:
@@ -116,15 +118,15 @@ class LatentAttentionLayer(nn.Module):
             q_rope, k_rope = (
                 apply_rope(part, rope.cos, rope.sin, interleaved=rope.interleaved) for part in (q_rope, k_rope)
             )
-        query = q.new_empty((len(q), spec.heads, spec.key_dim))
+        query = empty_like(q, (len(q), spec.heads, spec.key_dim))
         self.kv_b.absorb(q_nope, query[..., : spec.kv_rank])
         cached = spec.kv_rank + spec.shared_dim
-        query[..., spec.kv_rank : cached] = q_rope
-        parts = [self.kv_a_norm(latent)[:, None], k_rope]
+        copy_rows(q_rope, query[..., spec.kv_rank : cached])
+        parts = [self.kv_a_norm(latent), k_rope[:, 0]]
         if self.indexer is not None:
             query[..., cached:] = 0.0  # attention does not read the indexer's keys
-            parts.append(self.indexer.keys(x, step))
-        key = torch.cat(parts, -1)
+            parts.append(self.indexer.keys(x, step)[:, 0])
+        key = join_columns(parts)[:, None]
         params = AttentionParams(spec.scale, key_scale=self.key_scale, value_scale=self.key_scale)
         attend = partial(step.attend, v=None)
         if spec.indexer is not None:

@@ -12,6 +12,9 @@ from quire.engine.models.layers.step import StepContext
 from quire.engine.models.specs.decoder import Norm, StackSpec
 from quire.engine.models.specs.layer_inputs import LayerEmbeddings, LayerInput
 from quire.kernels.add_scaled import add_scaled, scaled
+from quire.kernels.capture import split_heads
+from quire.kernels.copy_rows import limit_ids
+from quire.kernels.multiply import multiply
 from quire.kernels.take_rows import take_rows
 
 
@@ -30,9 +33,9 @@ class LayerEmbeddingTable(nn.Module):
     def forward(self, token_ids: Tensor, embedded: Tensor) -> Tensor:
         """(tokens,) ids and (tokens, hidden), the input of the first layer, to (tokens, layers * size)."""
         size = self._spec.size
-        ids = token_ids if self._has_all_tokens else token_ids.masked_fill(token_ids >= self._spec.vocab, 0)
+        ids = token_ids if self._has_all_tokens else limit_ids(token_ids, self._spec.vocab)
         projected = scaled(self.projection(embedded), self._hidden**-0.5)
-        normed = self.norm(projected.view(len(ids) * self._layers, size)).view(projected.shape)
+        normed = self.norm(split_heads(projected, self._layers, size)).view(projected.shape)
         return scaled(add_scaled(normed, scaled(self.table(ids), size**0.5)), 2**-0.5)
 
 
@@ -52,7 +55,7 @@ class LayerInputGate(nn.Module):
         inputs = step.layer_inputs[:, self._columns]
         if last_layer and step.last_token_only and step.logits_indices is not None:
             inputs = take_rows(inputs, step.logits_indices)
-        added: Tensor = self.norm(self.projection(self.gate(x, act=self._spec.act) * inputs))
+        added: Tensor = self.norm(self.projection(multiply(self.gate(x, act=self._spec.act), inputs)))
         return added
 
 

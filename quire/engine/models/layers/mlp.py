@@ -12,7 +12,9 @@ from quire.engine.models.layers.linear import Linear, LoRARows
 from quire.engine.models.layers.parallel import row_parallel
 from quire.kernels.activation import act_and_mul
 from quire.kernels.add_scaled import scaled
-from quire.kernels.xielu import xielu
+from quire.kernels.multiply import scale_in_place
+from quire.kernels.streams import keep_largest
+from quire.kernels.xielu import XieluNumbers, xielu
 
 
 class GatedMLPLayer(nn.Module):
@@ -55,19 +57,11 @@ class GatedMLPLayer(nn.Module):
         """(tokens, hidden) to (tokens, hidden). `lora`: see `Linear`."""
         gate_up: Tensor = self.gate_up(x, lora=lora)
         if self._gate_scale != 1.0:
-            gate_up[:, : self.gate_up.parts[0]] *= self._gate_scale
+            scale_in_place(gate_up[:, : self.gate_up.parts[0]], self._gate_scale)
         if self._deviations is not None:
-            _keep_largest(gate_up[:, : self.gate_up.parts[0]], self._deviations)
+            keep_largest(gate_up[:, : self.gate_up.parts[0]], self._deviations)
         out: Tensor = self.down(act_and_mul(gate_up, self.act), lora=lora)
         return scaled(out, self._out_scale)
-
-
-def _keep_largest(gate: Tensor, deviations: float) -> None:
-    """Subtract the mean of each row of gate and so many deviations from it; what is negative then becomes 0."""
-    values = gate.float()
-    mean = values.mean(-1, keepdim=True)
-    deviation = (values - mean).square().mean(-1, keepdim=True).sqrt()
-    gate.copy_(torch.relu(values - (mean + deviation * deviations)))
 
 
 class PlainMLPLayer(nn.Module):
@@ -94,15 +88,19 @@ class LearnedMLPLayer(PlainMLPLayer):
         beta, eps: the same of numbers that are not learned; checkpoints have them, too.
     """
 
+    derived_from_weights = ("_numbers",)  # made when first needed
+
     def __init__(self, hidden: int, size: int, *, group: RankGroup | None = None) -> None:
         """`group`: see `GatedMLPLayer`."""
         super().__init__(hidden, size, "linear", bias=False, group=group)
         self.alpha_p, self.alpha_n, self.beta, self.eps = (
             nn.Parameter(torch.empty(1), requires_grad=False) for _ in range(4)
         )
+        self._numbers: XieluNumbers | None = None
 
     def forward(self, x: Tensor, lora: LoRARows | None = None) -> Tensor:
         """(tokens, hidden) to (tokens, hidden). `lora`: see `Linear`."""
-        inner = xielu(self.up(x, lora=lora), self.alpha_p, self.alpha_n, self.beta, self.eps)
-        out: Tensor = self.down(inner, lora=lora)
+        if self._numbers is None:
+            self._numbers = XieluNumbers.learned(self.alpha_p, self.alpha_n, self.beta, self.eps)
+        out: Tensor = self.down(xielu(self.up(x, lora=lora), self._numbers), lora=lora)
         return out

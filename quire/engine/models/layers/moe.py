@@ -25,12 +25,16 @@ from quire.engine.models.specs.decoder import (
     SigmoidRouter,
     SoftmaxRouter,
 )
+from quire.kernels import native
 from quire.kernels.activation import act_and_mul, activation, clamped_swiglu
 from quire.kernels.add_scaled import add_scaled
+from quire.kernels.capture import is_capturing
+from quire.kernels.expert_calls import ExpertCalls, ExpertMemory
 from quire.kernels.experts import can_stack, run_experts
 from quire.kernels.gpu_weights import GpuWeight, StackedWeights, format_weight
 from quire.kernels.linear import PackedWeight, Quantization, pack_exact_weight
-from quire.kernels.routing import biased_softmax, grouped_sigmoid, sigmoid, sigmoid_top_k, softmax_top_k
+from quire.kernels.multiply import gate_rows
+from quire.kernels.routing import biased_softmax, grouped_sigmoid, sigmoid_top_k, softmax_top_k
 
 
 class ExpertLinear(Linear):
@@ -94,10 +98,10 @@ class Expert(nn.Module):
         self.gate_up = ExpertLinear(hidden, *parts, bias=bias, stack=gate_up_stack, index=index)
         self.down = ExpertLinear(spec.size, hidden, bias=bias, stack=down_stack, index=index)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(tokens, hidden) to (tokens, hidden)."""
-        out: Tensor = self.down(_inner(self.gate_up(x), self.spec))
-        return out
+    def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """(tokens, hidden) to (tokens, hidden), which is written to `out` if given."""
+        outputs: Tensor = self.down(_inner(self.gate_up(x), self.spec), out=out)
+        return outputs
 
 
 def _inner(gate_up: Tensor, spec: GatedExperts | PlainExperts | ClampedSwigluExperts) -> Tensor:
@@ -145,7 +149,14 @@ class MoELayer(nn.Module):
 
     float32_parameters: ClassVar = ("score_bias", "expert_scale")  # see `allocate` in `checkpoint/weights.py`
 
-    def __init__(self, hidden: int, spec: MoE, group: RankGroup | None = None, norm: Norm | None = None) -> None:
+    def __init__(
+        self,
+        hidden: int,
+        spec: MoE,
+        group: RankGroup | None = None,
+        norm: Norm | None = None,
+        memory: ExpertMemory | None = None,
+    ) -> None:
         """Make the layer.
 
         Args:
@@ -153,6 +164,7 @@ class MoELayer(nn.Module):
             spec: its architecture.
             group: ranks that have other experts, or other parts of each; the results are summed.
             norm: that of the model, if branches have norms of their own.
+            memory: that of other layers; None: memory for this one alone.
         """
         super().__init__()
         self._group = group
@@ -165,6 +177,9 @@ class MoELayer(nn.Module):
         count = len(spec.local_experts)
         self._stacks = StackedWeights(count), StackedWeights(count)
         self._biases: tuple[Tensor, Tensor] | None = None
+        self._memory = memory or ExpertMemory(hidden)
+        self._calls: ExpertCalls | None = None
+        self._has_calls: bool | None = None  # whether the experts can be captured; None: not known yet
         self.experts = nn.ModuleList(Expert(hidden, spec, index, *self._stacks) for index in range(count))
         self.shared = _shared_expert(hidden, spec)
         self.shared_gate = Router(hidden, 1, bias=False) if spec.shared_gate else None
@@ -174,7 +189,7 @@ class MoELayer(nn.Module):
         norms = self.norms
         if norms is None:
             out = self._run_experts(x, *self.route(x))
-            return self._summed(out if self.shared is None else out + self._run_shared(x, self.shared))
+            return self._summed(out if self.shared is None else add_scaled(out, self._run_shared(x, self.shared)))
         experts = self._run_experts(norms.experts(x), *self.route(norms.router(x)))
         normed: Tensor = norms.experts_output(self._summed(experts))
         if self.shared is None:
@@ -186,11 +201,26 @@ class MoELayer(nn.Module):
         return out if self._group is None else self._group.all_reduce(out)
 
     def _run_experts(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        return self._run_stacked(x, chosen, weights) if self._stacks[0].is_used else self._run(x, chosen, weights)
+        if self._stacks[0].is_used:
+            return self._run_stacked(x, chosen, weights)
+        calls = self._captured(x)
+        if calls is not None:
+            return calls.run(x, chosen, weights, weighs_inputs=self.spec.weighs_inputs)
+        return self._run(x, chosen, weights)
+
+    def _captured(self, x: Tensor) -> ExpertCalls | None:
+        """The calls of the experts, captured when first needed; None where they are more than compiled kernels."""
+        if not native.supports(x):
+            return None
+        if self._has_calls is None and not is_capturing():
+            experts = [expert.forward for expert in self.experts if isinstance(expert, Expert)]
+            self._calls = ExpertCalls.capture(experts, self._memory, x.dtype, self.spec.local_experts.start)
+            self._has_calls = self._calls is not None
+        return self._calls
 
     def _run_shared(self, x: Tensor, shared: GatedMLPLayer | PlainMLPLayer) -> Tensor:
         out: Tensor = shared(x)
-        return out if self.shared_gate is None else out * sigmoid(self.shared_gate.logits(x)).to(out.dtype)
+        return out if self.shared_gate is None else gate_rows(out, self.shared_gate.logits(x))
 
     def _run(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Expert by expert, of those that some token has chosen."""
@@ -246,12 +276,15 @@ class MoELayer(nn.Module):
         if isinstance(router, SoftmaxRouter) and self.score_bias is not None:
             return biased_softmax(logits, self.score_bias, top_k, least_sum=router.least_sum, scale=router.scale)
         if isinstance(router, SoftmaxRouter):
-            chosen, weights = softmax_top_k(
-                logits, top_k, renormalize=router.renormalize, groups=router.groups, top_groups=router.top_groups
+            return softmax_top_k(
+                logits,
+                top_k,
+                renormalize=router.renormalize,
+                groups=router.groups,
+                top_groups=router.top_groups,
+                expert_scale=self.expert_scale,
+                scale=router.scale,
             )
-            if self.expert_scale is not None:
-                weights = weights * self.expert_scale[chosen]
-            return chosen, weights if router.scale == 1.0 else weights * router.scale
         assert self.score_bias is not None
         return grouped_sigmoid(
             logits,

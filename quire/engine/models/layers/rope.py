@@ -52,10 +52,27 @@ class RopeTables:
         }
 
 
+class QueryFactors:
+    """The factors of queries at all positions of a context, for each of a model's temperatures."""
+
+    def __init__(
+        self, temperatures: Iterable[QueryTemperature], context_len: int, switch: int | None, device: torch.device
+    ) -> None:
+        """Make them at the rows that `RopeTables` has; `switch`: see there."""
+        positions = torch.arange(context_len, device=device)
+        if switch is not None:
+            positions = torch.cat((positions[:switch], positions))
+        self._tables = {each: query_factors(each, positions) for each in temperatures}
+
+    def at(self, positions: Tensor) -> dict[QueryTemperature, Tensor]:
+        """(tokens, 1) float32 factors at rows (tokens,), or (3, tokens), of which the first counts."""
+        first = positions if positions.dim() == 1 else positions[0]
+        return {each: take_rows(table, first) for each, table in self._tables.items()}
+
+
 def query_factors(temperature: QueryTemperature, positions: Tensor) -> Tensor:
-    """(tokens, 1) float32 factors of the queries at positions (tokens,), or (3, tokens), of which the first counts."""
-    first = positions if positions.dim() == 1 else positions[0]
-    growth = torch.log1p(((first + temperature.offset) // temperature.length).float())
+    """(tokens, 1) float32 factors of the queries at positions (tokens,)."""
+    growth = torch.log1p(((positions + temperature.offset) // temperature.length).float())
     return (1 + temperature.growth * growth)[:, None]
 
 

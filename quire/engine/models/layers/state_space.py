@@ -20,9 +20,11 @@ from quire.engine.models.layers.parallel import normalize_over_ranks, row_parall
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.specs.decoder import StackSpec
 from quire.engine.models.specs.state_space import ChannelStateSpace, GatedNorm, HeadStateSpace, ShortConvolution
+from quire.kernels.add_scaled import scaled
 from quire.kernels.capture import RowKind, set_row_kind, split_heads
 from quire.kernels.causal_conv import causal_conv
 from quire.kernels.gated_rms_norm import gated_rms_norm
+from quire.kernels.multiply import multiply
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.selective_scan import selective_scan
 from quire.kernels.state_parameters import ChannelParameters, HeadParameters
@@ -201,15 +203,15 @@ class HeadStateSpaceLayer(nn.Module):
 
     def _project(self, x: Tensor) -> Tensor:
         spec = self.spec
-        projected: Tensor = self.inputs(x if spec.input_scale == 1.0 else x * spec.input_scale)
+        projected: Tensor = self.inputs(scaled(x, spec.input_scale, rounded=False))
         if all(scale == 1.0 for scale in spec.scales):
             return projected
         if self._scales is None:
             size = spec.groups * spec.state
             sizes = torch.tensor((spec.size, spec.size, size, size, spec.heads))
             scales = torch.tensor(spec.scales).repeat_interleave(sizes)
-            self._scales = scales.to(projected)
-        return projected * self._scales
+            self._scales = scales.to(projected).float()  # rounded to the dtype
+        return multiply(projected, self._scales)
 
 
 def _states(step: StepContext) -> StepStates:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import cast
 
-import torch
 from torch import Tensor, nn
 
 from quire.engine.models.distributed.group import RankGroup
@@ -17,6 +16,7 @@ from quire.engine.models.layers.step import StepContext
 from quire.engine.models.specs.decoder import Recurrence, StackSpec
 from quire.engine.models.specs.shared_block import BlockBeforeRecurrence
 from quire.kernels.add_scaled import add_scaled
+from quire.kernels.copy_rows import contiguous_rows, join_columns
 
 MakeRecurrence = Callable[[int, Recurrence, StackSpec, RankGroup | None], nn.Module]
 
@@ -40,8 +40,8 @@ class AdaptedLinear(nn.Module):
     def forward(self, x: Tensor, lora: LoRARows | None = None) -> Tensor:
         """(tokens, size_in) to (tokens, sum(parts)). `lora`: see `Linear`."""
         inner = self.a(x).split(self.a.parts, 1)
-        added = [project(part.contiguous()) for project, part in zip(self.b, inner, strict=True)]
-        return add_scaled(self.base(x, lora=lora), torch.cat(added, 1))
+        added = [project(contiguous_rows(part)) for project, part in zip(self.b, inner, strict=True)]
+        return add_scaled(self.base(x, lora=lora), join_columns(added))
 
 
 class BlockBeforeRecurrenceLayer(nn.Module):
@@ -88,7 +88,7 @@ class BlockBeforeRecurrenceLayer(nn.Module):
     def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
         """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `StepAttention`."""
         assert step.embedded is not None
-        attended = self.attention(self.attn_norm(torch.cat((x, step.embedded), 1)), step)
+        attended = self.attention(self.attn_norm(join_columns([x, step.embedded])), step)
         read = add_scaled(x, self.linear(self.ffn(self.ffn_norm(attended))))
         out: Tensor = self.recurrence(self.norm(read), step, last_layer=last_layer)
         return out

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from quire.engine.models.distributed.group import RankGroup
@@ -53,6 +52,8 @@ from quire.engine.models.specs.shared_keys import SharedKeysAttention
 from quire.engine.models.specs.state_space import ChannelStateSpace, HeadStateSpace, ShortConvolution
 from quire.kernels.add_scaled import add_scaled, scaled
 from quire.kernels.capture import RowKind, set_row_kind
+from quire.kernels.expert_calls import ExpertMemory
+from quire.kernels.streams import add_to_streams
 from quire.kernels.take_rows import take_rows
 
 # Hidden sizes below which int4 is 6 bits for all weights of a layer, and for more of them than for the largest models.
@@ -62,7 +63,15 @@ _SMALL, _LARGE = 1536, 3072
 class TransformerLayer(nn.Module):
     """Attention and feed-forward, and cross-attention where there is one, each in a residual branch."""
 
-    def __init__(self, index: int, spec: Layer, model: StackSpec, source: int, group: RankGroup | None = None) -> None:
+    def __init__(
+        self,
+        index: int,
+        spec: Layer,
+        model: StackSpec,
+        source: int,
+        group: RankGroup | None = None,
+        memory: ExpertMemory | None = None,
+    ) -> None:
         """Make the layer.
 
         Args:
@@ -71,13 +80,14 @@ class TransformerLayer(nn.Module):
             model: that of the model.
             source: elements of a position that cross-attention reads.
             group: ranks that have other parts of the layer; None: it is whole.
+            memory: what the experts of all layers work in.
         """
         super().__init__()
         self.scale = spec.residual_scale
         self.parallel = spec.parallel
         self.normed_residual = spec.normed_residual
         self.attn = None if isinstance(spec.attn, NoAttention) else _attention(index, spec.attn, model, group)
-        self.ffn = None if spec.ffn is None else _feed_forward(spec.ffn, model, group)
+        self.ffn = None if spec.ffn is None else _feed_forward(spec.ffn, model, group, memory)
 
         def norm(exists: bool) -> nn.Module:
             return make_norm(model.hidden, model.norm) if exists else nn.Identity()
@@ -157,14 +167,14 @@ class TransformerLayer(nn.Module):
         normed = self.attn_norm(streams.active(predicted))
         attended = self.attn_output_norm(self.attn(normed, step, last_layer=last_layer))
         if last_layer and step.last_token_only and step.logits_indices is not None:
-            predicted, normed = predicted[step.logits_indices], take_rows(normed, step.logits_indices)
+            predicted, normed = streams.rows(predicted, step.logits_indices), take_rows(normed, step.logits_indices)
         branches = add_scaled(add_scaled(streams.active(predicted), attended), self.side(normed))
         h = scaled(branches, 2**-0.5)
         h = add_scaled(h, self.ffn_output_norm(self.ffn(self.ffn_norm(h))))
         corrected = streams.correct(predicted, h)
         if self.layer_input is not None:
             added = self.layer_input(streams.scaled_active(corrected), step, last_layer=last_layer)
-            corrected = torch.cat((corrected[:, :1], corrected[:, 1:] + added[:, None]), 1)
+            add_to_streams(corrected, added)
         return corrected.flatten(1)
 
     def _one_branch(self, x: Tensor, step: StepContext, *, last_layer: bool) -> Tensor:
@@ -200,10 +210,11 @@ class LayerStack(nn.Module):
     def __init__(self, spec: StackSpec, source: int = 0, group: RankGroup | None = None) -> None:
         """`source` and `group`: see `TransformerLayer`."""
         super().__init__()
+        memory = ExpertMemory(spec.hidden)
         layers = (
             ConformerBlock(index, layer, spec)
             if isinstance(layer, ConformerLayer)
-            else TransformerLayer(index, layer, spec, source, group)
+            else TransformerLayer(index, layer, spec, source, group, memory)
             for index, layer in enumerate(spec.layers)
         )
         self.layers = nn.ModuleList(layers)
@@ -261,6 +272,7 @@ class SideBySideLayer(nn.Module):
         """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `StepAttention`."""
         spec = self.spec
         remembered = scaled(self.recurrence(x, step, last_layer=last_layer), spec.recurrence_scale)
+        set_row_kind(RowKind.TOKENS)  # attention reads all of them again
         attended = self.attention(scaled(x, spec.input_scale), step, last_layer=last_layer)
         return add_scaled(remembered, attended, spec.scale)
 
@@ -290,7 +302,9 @@ def _attention(index: int, spec: Attention, model: StackSpec, group: RankGroup |
     return layer
 
 
-def _feed_forward(spec: FeedForward, model: StackSpec, group: RankGroup | None) -> nn.Module:
+def _feed_forward(
+    spec: FeedForward, model: StackSpec, group: RankGroup | None, memory: ExpertMemory | None
+) -> nn.Module:
     if isinstance(spec, GatedMLP):
         return GatedMLPLayer(
             model.hidden,
@@ -307,4 +321,4 @@ def _feed_forward(spec: FeedForward, model: StackSpec, group: RankGroup | None) 
         return LearnedMLPLayer(model.hidden, spec.size, group=group)
     if isinstance(spec, PlainMLP):
         return PlainMLPLayer(model.hidden, spec.size, spec.act, bias=spec.bias, group=group)
-    return MoELayer(model.hidden, spec, group, model.norm)
+    return MoELayer(model.hidden, spec, group, model.norm, memory)

@@ -15,7 +15,7 @@ from quire.engine.models.layers.layer_inputs import LayerEmbeddingTable
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.parallel import VocabParallelEmbedding
 from quire.engine.models.layers.relative_bias import RelativeBiasTable
-from quire.engine.models.layers.rope import RopeTables, query_factors, rope_switch
+from quire.engine.models.layers.rope import QueryFactors, RopeTables, rope_switch
 from quire.engine.models.layers.step import StepContext, StepLoRA
 from quire.engine.models.layers.streams import StreamEnds
 from quire.engine.models.networks.stack import LayerStack
@@ -62,7 +62,6 @@ class Transformer(LayerStack):
         self.layer_embeddings = _layer_embeddings(spec)
         if isinstance(spec, DecoderSpec) and spec.streams is not None:
             self.stream_ends = StreamEnds(spec.streams, spec.hidden)
-        self._temperatures = {a.temperature for a in _grouped(spec) if a.temperature is not None}
         self.heads: PoolerHeads | None = None
         self.num_adapters = 0
         self.spec = spec
@@ -112,7 +111,7 @@ class Transformer(LayerStack):
             StepLoRA.of(inputs.lora_ids, self.num_adapters),
             inputs.states,
             items=inputs.items,
-            query_factors={each: query_factors(each, inputs.positions) for each in self._temperatures},
+            query_factors=self._query_factors.at(inputs.positions),
             positions=inputs.positions,
         )
 
@@ -130,7 +129,10 @@ class Transformer(LayerStack):
     def set_context(self, context_len: int) -> None:
         self.context_len = context_len
         self.rope_switch = rope_switch(self.ropes, context_len)
-        self._ropes = RopeTables(self.ropes, context_len, self.rope_switch, next(self.parameters()).device)
+        device = next(self.parameters()).device
+        self._ropes = RopeTables(self.ropes, context_len, self.rope_switch, device)
+        temperatures = {a.temperature for a in _grouped(self.spec) if a.temperature is not None}
+        self._query_factors = QueryFactors(temperatures, context_len, self.rope_switch, device)
 
     @property
     def ropes(self) -> set[Rope]:

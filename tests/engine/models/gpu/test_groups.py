@@ -69,9 +69,10 @@ def assert_close(model: nn.Module, twin: nn.Module) -> None:
 def test_weights_stay_as_they_are_stored(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A projection with parts of several formats, and a tied table, which is stored once."""
     monkeypatch.setitem(FORMATS, METHOD, GroupedFormat)
-    folder = save_model(
-        make_model(case, hidden_size=128, intermediate_size=256, num_hidden_layers=1).bfloat16(), tmp_path / "model"
-    )
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1}
+    if case == "qwen3_moe":
+        sizes["moe_intermediate_size"] = 128  # GPUs read whole blocks of inputs: of a few they would be mostly padding
+    folder = save_model(make_model(case, **sizes).bfloat16(), tmp_path / "model")
     twin = load(quantize(folder, mixed), dtype="bfloat16")
     loaded = load(folder, dtype="bfloat16")
     attention = next(module for name, module in loaded.model.named_modules() if name.endswith("qkv"))
