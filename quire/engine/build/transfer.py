@@ -108,7 +108,9 @@ def _engine_id(settings: KVTransferConfig, replica: int) -> str:
 
 def _reason_against(config: CoreConfig, loaded: LoadedModel, plan: CachePlan, device: Device) -> str:
     """Return why blocks of an engine are not sent; empty: they are."""
-    if reason := reason_against_reading_blocks(config, plan, device):
+    if device.has_memory:
+        return "the KV blocks of GPUs are not sent"
+    if reason := reason_against_reading_blocks(config, plan):
         return reason
     if not config.engine.enable_prefix_caching:
         return "it needs --enable-prefix-caching"
