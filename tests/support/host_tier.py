@@ -65,7 +65,7 @@ class LateEvent(Event):
 class LateCopies(HostBlocks):
     """Copies that are made as late as a device may make them: when somebody waits for them, or has looked often."""
 
-    looks = 3
+    looks = 60
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
