@@ -56,7 +56,7 @@ def servers(model: Path, *more: str, **fields: Any) -> Iterator[Proxy]:
         prefiller = stack.enter_context(serving(*options, "--kv-transfer-config", config("kv_producer", **fields)))
         decoder = stack.enter_context(serving(*options, "--kv-transfer-config", config("kv_consumer", **fields)))
         clients = [stack.enter_context(server.http) for server in (prefiller, decoder)]
-        yield Proxy(prefiller, decoder, Sidecar(*clients))
+        yield Proxy(prefiller, decoder, Sidecar(clients[0], clients[1]))
 
 
 def test_answers_are_those_of_one_server(model: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from quire.engine.client.facts import Facts
 from quire.engine.client.kv_transfer import RemoteBlocks
 from quire.engine.transfer import wire
 from quire.engine.transfer.loop_thread import LoopThread
+from quire.engine.transfer.security import NO_SECURITY, Security
 
 logger = logging.getLogger(__name__)
 _CONNECT = 5.0  # seconds
@@ -42,8 +44,16 @@ class ReadBlock:
 class BlockReader:
     """Read blocks in the thread of connections. What was read and not taken has a bound in bytes."""
 
-    def __init__(self, thread: LoopThread, block_bytes: int, timeout: float) -> None:
-        """`block_bytes`: of a block. `timeout`: seconds that the blocks of a request may take."""
+    def __init__(self, thread: LoopThread, block_bytes: int, timeout: float, security: Security = NO_SECURITY) -> None:
+        """Make a reader.
+
+        Args:
+            thread: has the connections.
+            block_bytes: bytes of a block.
+            timeout: seconds that the blocks of a request may take.
+            security: what a prefiller has to prove, and who vouches for its certificate.
+        """
+        self._security = security
         self._thread = thread
         self._block_bytes = block_bytes
         self._timeout = timeout
@@ -144,7 +154,7 @@ class BlockReader:
             raise wire.TransferError(f"it does not accept a connection within {_CONNECT:g} s") from error
         is_released = False
         try:
-            await _shake_hands(reader, writer, facts)
+            await _shake_hands(reader, writer, facts, self._security, remote.host)
             try:
                 if keys:
                     wire.write(writer, wire.Ask(remote.request_id, keys))
@@ -179,25 +189,55 @@ class BlockReader:
             self._put(ReadBlock(serial, index, content))
 
 
-async def _shake_hands(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, facts: Facts) -> None:
-    """Find out whether a peer has blocks of the same kind.
+async def _shake_hands(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, facts: Facts, security: Security, host: str
+) -> None:
+    """Find out whether a peer is one that blocks are read from, and has blocks of the same kind.
+
+    `host`: whose certificate it has.
 
     Raises:
-        TransferError: it has not.
+        TransferError: it is not, or has not.
     """
     received = await wire.read(reader, "handshake")
     if received is None:
         raise wire.TransferError("it has closed the connection, as it has too many (max_connections)")
-    if received[0] != wire.Greeting(wire.PROTOCOL):
+    greeting = received[0]
+    if not isinstance(greeting, wire.Greeting) or greeting.protocol != wire.PROTOCOL:
         raise wire.TransferError(f"it speaks another protocol than {wire.PROTOCOL}")
-    wire.write(writer, wire.Hello(dict(facts)))
+    if bool(greeting.challenge) != bool(security.secret):
+        raise wire.TransferError(f"{_one_end(is_prefiller=bool(greeting.challenge))} has a secret (secret_file)")
+    await _start_tls(writer, greeting, security, host)
+    challenge = security.challenge()
+    proof = security.proof("decoder", greeting.challenge, challenge)
+    wire.write(writer, wire.Hello(dict(facts), challenge, proof))
     match await wire.read(reader, "handshake"):
-        case (wire.Welcome(), _):
-            return
+        case (wire.Welcome(proof=proof), _):
+            if not security.accepts(proof, "prefiller", greeting.challenge, challenge):
+                raise wire.TransferError("it does not prove that it has the secret of this server (secret_file)")
         case (wire.Refused(reason=reason), _):
             raise wire.TransferError(f"it refuses: {reason}")
         case _:
             raise wire.TransferError("it has ended the handshake")
+
+
+async def _start_tls(writer: asyncio.StreamWriter, greeting: wire.Greeting, security: Security, host: str) -> None:
+    """Encrypt a connection, if both ends are to.
+
+    Raises:
+        TransferError: one is not, or the certificate is not one of `host`.
+    """
+    if greeting.tls != (security.connecting is not None):
+        raise wire.TransferError(f"{_one_end(is_prefiller=greeting.tls)} has TLS (tls_certfile, tls_ca_file)")
+    if security.connecting is not None:
+        try:
+            await writer.start_tls(security.connecting, server_hostname=host)
+        except ssl.SSLError as error:
+            raise wire.TransferError(f"TLS: {error}") from error
+
+
+def _one_end(*, is_prefiller: bool) -> str:
+    return "only the prefiller" if is_prefiller else "only this server"
 
 
 async def _until_closed(reader: asyncio.StreamReader) -> None:
