@@ -63,7 +63,8 @@ class BlockReader:
         self._room = asyncio.Event()
         self._facts: Facts | str | None = None
         self._has_facts = asyncio.Event()
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._loads: dict[int, tuple[asyncio.Task[None], RemoteBlocks]] = {}
+        self._connected: set[int] = set()  # loads whose peers are told at their end what they need not keep
         self._releasing = 0
 
     def set_facts(self, facts: Facts | str) -> None:
@@ -103,11 +104,14 @@ class BlockReader:
             self._changed.notify_all()
 
     def _begin(self, serial: int, remote: RemoteBlocks, keys: list[bytes]) -> None:
-        self._tasks[serial] = self._thread.spawn(self._load(serial, remote, keys))
+        self._loads[serial] = self._thread.spawn(self._load(serial, remote, keys)), remote
 
     def _cancel(self, serial: int) -> None:
-        if (task := self._tasks.pop(serial, None)) is not None:
+        if (load := self._loads.pop(serial, None)) is not None:
+            task, remote = load
             task.cancel()
+            if serial not in self._connected:
+                self._begin_release(remote)
 
     def _begin_release(self, remote: RemoteBlocks) -> None:
         if self._releasing < _RELEASES:
@@ -132,7 +136,8 @@ class BlockReader:
             logger.warning("KV blocks could not be read from %s:%d: %s", remote.host, remote.port, reason)
             self._put(ReadBlock(serial, 0, None, reason))
         finally:
-            self._tasks.pop(serial, None)
+            self._loads.pop(serial, None)
+            self._connected.discard(serial)
 
     async def _read_blocks(self, serial: int, remote: RemoteBlocks, keys: list[bytes]) -> None:
         """Read blocks, and release all that are kept for the request, also after an error.
@@ -157,6 +162,7 @@ class BlockReader:
             await _shake_hands(reader, writer, facts, self._security, remote.host)
             try:
                 if keys:
+                    self._connected.add(serial)
                     wire.write(writer, wire.Ask(remote.request_id, keys))
                     await self._receive(serial, keys, reader)
             finally:
