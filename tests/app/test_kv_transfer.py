@@ -95,13 +95,15 @@ def check_other_calls_of_the_sidecar(proxy: Proxy) -> None:
     assert sidecar.post("/v1/chat/completions", {**chat, "min_tokens": 3, "ignore_eos": True}).status_code == 200
     sidecar.chunk_size = 0
     assert [server for server, _ in sidecar.calls[-4:]] == ["prefiller", "decoder", "decoder", "decoder"]
-    for path, body in (
-        ("/v1/messages", {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 5}),
-        ("/v1/responses", {"input": PROMPT, "max_output_tokens": 5}),
-    ):
-        answer = sidecar.post(path, {**body, "temperature": 0})
-        assert answer.status_code == 400
-        assert "kv_transfer_params" in answer.text
+    message = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 5, "temperature": 0}
+    loaded = proxy.decoder.metric("external_prefix_cache_hits_total")
+    answer = sidecar.post("/v1/messages", message).json()
+    assert answer["content"] == post(proxy.prefiller, "/v1/messages", message).json()["content"]
+    assert "kv_transfer_params" not in answer
+    assert proxy.decoder.metric("external_prefix_cache_hits_total") > loaded + 400
+    refused = sidecar.post("/v1/responses", {"input": PROMPT, "max_output_tokens": 5})
+    assert refused.status_code == 400
+    assert "kv_transfer_params" in refused.text
     refused = sidecar.post("/v1/completions", {"prompt": PROMPT, "n": 2, "temperature": 1})
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "n"
