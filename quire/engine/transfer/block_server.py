@@ -123,11 +123,14 @@ class BlockServer:
 
     async def _start(self) -> asyncio.Server:
         self._facts = asyncio.get_running_loop().create_future()
-        return await asyncio.start_server(self._connected, sock=self._socket, limit=1 << 20)
+        return await asyncio.start_server(self._accept, sock=self._socket, limit=1 << 20)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = self._thread.spawn(self._connected(reader, writer))
+        task.add_done_callback(lambda _: writer.transport.abort())  # also if it was cancelled before it began
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._connections >= self._max_connections:
-            writer.transport.abort()
             return
         self._connections += 1
         try:
@@ -136,7 +139,6 @@ class BlockServer:
             logger.debug("a decoder's connection has ended: %s", error)
         finally:
             self._connections -= 1
-            writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         security, challenge = self._security, self._security.challenge()
