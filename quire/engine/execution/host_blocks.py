@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from typing_extensions import Buffer, override
 
@@ -97,7 +98,7 @@ class HostBlocks(BlockCopies):
 
     @override
     def fill(self, row: int, content: Buffer) -> None:
-        self._rows[row].copy_(torch.frombuffer(content, dtype=torch.uint8))
+        self._rows[row].numpy()[:] = np.frombuffer(content, np.uint8)
 
     @override
     def close(self) -> None:

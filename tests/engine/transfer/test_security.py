@@ -70,11 +70,13 @@ def test_a_prefiller_has_to_prove_that_it_has_the_secret() -> None:
     """Blocks of an impostor would be answers of its choice."""
 
     async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        wire.write(writer, wire.Greeting(wire.PROTOCOL, b"x" * 32))
-        await wire.read(reader, "handshake")
-        wire.write(writer, wire.Welcome())
-        await reader.read()  # until the decoder has closed the connection
-        writer.close()
+        try:
+            wire.write(writer, wire.Greeting(wire.PROTOCOL, b"x" * 32))
+            await wire.read(reader, "handshake")
+            wire.write(writer, wire.Welcome())
+            await reader.read()  # until the decoder has closed the connection
+        finally:
+            writer.transport.abort()
 
     thread = LoopThread()
     impostor = thread.run(asyncio.start_server(welcome, "127.0.0.1", 0))
