@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-from typing_extensions import Buffer, override
+from typing_extensions import override
 
 from quire.engine.execution.cache import KVCache, OutOfCacheMemory, lazy_zeros
 from quire.engine.execution.pinned import Event, new_event
@@ -43,7 +43,7 @@ class BlockCopies(Protocol):
     def read(self, row: int) -> bytes:
         """Return the bytes of a row, which nothing is being copied to."""
 
-    def fill(self, row: int, content: Buffer) -> None:
+    def fill(self, row: int, content: bytes) -> None:
         """Set the bytes of a row, which nothing is being copied to or from."""
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class HostBlocks(BlockCopies):
         return self._rows[row].numpy().tobytes()
 
     @override
-    def fill(self, row: int, content: Buffer) -> None:
+    def fill(self, row: int, content: bytes) -> None:
         self._rows[row].numpy()[:] = np.frombuffer(content, np.uint8)
 
     @override
