@@ -71,7 +71,7 @@ def command_of(model: str, more: str) -> str:
 
 def run_round(options: argparse.Namespace, folder: Path, number: int) -> dict[str, Any]:
     """Return what both servers measured, after one that has saved the prompt."""
-    tier = f"--kv-offloading-size 10 --kv-offloading-path {shlex.quote(str(folder / 'kv'))} {options.serve_args}"
+    tier = f"--kv-offloading-disk-size 10 --kv-offloading-path {shlex.quote(str(folder / 'kv'))} {options.serve_args}"
     prompt, log = prompt_of(number, options.words), folder / "log"
     with Server(command_of(options.model, tier), options.port, log) as server:
         wait_for(server.url, "/health")

@@ -97,7 +97,7 @@ def _prefixes() -> Row:
             Lines(
                 title="Prompt tokens by source",
                 about="*local_compute*: prefill computes them. *local_cache_hit*: the prefix cache in memory has them. "
-                "*external_kv_transfer*: they are read from the disk (`--kv-offloading-size`).",
+                "*external_kv_transfer*: they are read from the disk (`--kv-offloading-disk-size`).",
                 lines=(Query(MODELS.rate("quire:prompt_tokens_by_source_total", by="source"), "{{source}}"),),
                 colors={"local_compute": "blue", "local_cache_hit": "green", "external_kv_transfer": "purple"},
                 unit="tokens/s",

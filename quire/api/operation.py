@@ -59,7 +59,7 @@ def _add_caches(routes: APIRouter, state: ServerState) -> None:
         """Let later requests find no KV blocks of earlier ones.
 
         Running requests keep their blocks, which later ones do not find; with `reset_running_requests` they compute
-        their tokens anew. The files of --kv-offloading-size stay, and later requests find their blocks, unless
+        their tokens anew. What --kv-offloading-size and --kv-offloading-disk-size keep stays, unless
         `reset_external` is true.
         """
         models = _models(state, model)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from quire.config.types import JsonObject, Seconds, json_object_of
 
@@ -41,6 +42,9 @@ class ConnectorConfig(BaseModel):
         held_share: most of the KV cache that a prefiller keeps for decoders.
         load_timeout: seconds that a decoder waits for the blocks of a request.
         max_connections: of decoders to a prefiller.
+        secret_file: a file whose content prefillers and decoders have in common; others are refused.
+        tls_certfile, tls_keyfile: certificate and key of a prefiller, in PEM; its connections are encrypted.
+        tls_ca_file: certificates of the authorities by which a decoder knows prefillers, in PEM.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -50,6 +54,16 @@ class ConnectorConfig(BaseModel):
     held_share: Annotated[float, Field(gt=0, le=0.9)] = 0.5
     load_timeout: SecondsOfADay = 60.0
     max_connections: Annotated[int, Field(ge=1, le=4096)] = 64
+    secret_file: Path | None = None
+    tls_certfile: Path | None = None
+    tls_keyfile: Path | None = None
+    tls_ca_file: Path | None = None
+
+    @model_validator(mode="after")
+    def _check_key(self) -> Self:
+        if self.tls_keyfile is not None and self.tls_certfile is None:
+            raise ValueError("tls_keyfile needs tls_certfile")
+        return self
 
 
 class KVTransferConfig(BaseModel):

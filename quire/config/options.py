@@ -635,17 +635,25 @@ class EngineOptions(Options):
     )
     kv_offloading_size: Annotated[float, Field(ge=0, le=1 << 20, allow_inf_nan=False)] = Field(
         0,
+        description="on GPUs: GiB of host memory, pinned, for KV blocks of the prefix cache of each model, which later "
+        "requests copy back instead of computing them; with one rank; 0: none. On CPUs the KV cache is in this memory: "
+        "see --kv-offloading-disk-size",
+    )
+    kv_offloading_disk_size: Annotated[float, Field(ge=0, le=1 << 20, allow_inf_nan=False)] = Field(
+        0,
         description="GiB of the disk for KV blocks of the prefix cache, which later requests read instead of computing "
-        "them, also after a restart; of all models and servers that use the same folder; on CPUs, with one rank; 0: "
-        "none",
+        "them, also after a restart; of all models and servers that use the same folder; with one rank, and on GPUs "
+        "behind the memory of --kv-offloading-size; 0: none",
     )
     kv_offloading_backend: Literal["native"] = Field(
-        "native", description="what keeps KV blocks on the disk; native: Quire itself (lmcache is not supported)"
+        "native",
+        description="what keeps KV blocks in host memory and on the disk; native: Quire itself (lmcache is not "
+        "supported)",
     )
     kv_offloading_path: Path | None = Field(
         None,
-        description="folder of --kv-offloading-size, on a local disk; its files can be read as prompts by whoever has "
-        "the model; default: quire/kv in the user's cache",
+        description="folder of --kv-offloading-disk-size, on a local disk; its files can be read as prompts by whoever "
+        "has the model; default: quire/kv in the user's cache",
     )
     kv_cache_free_memory_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
         0.5,

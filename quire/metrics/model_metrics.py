@@ -18,7 +18,7 @@ from typing_extensions import override
 from quire.config.options import EngineOptions
 from quire.engine.client.model_info import Generates, ModelInfo
 from quire.engine.client.origin import Origin, current_origin
-from quire.engine.client.protocol import FinishReason, LostReason, MemoryTag, SleepLevel, StepStats
+from quire.engine.client.protocol import FinishReason, LoadSource, LostReason, MemoryTag, SleepLevel, StepStats
 from quire.engine.client.records import Observer, Rejection, RequestRecord, SleepOperation, ToolRequest
 from quire.engine.client.timeline import RequestTimes
 from quire.metrics.batches import Batch, BatchHistogram, Mark, exemplar_of, trace_of
@@ -43,6 +43,12 @@ _STEP_COUNTERS = {
     "drafted": "drafted_tokens",
     "accepted": "accepted_tokens",
     "corrupted": "corrupted",
+}
+_FILE_COUNTERS = {
+    "file_reads": "file_read_bytes",
+    "file_read_seconds": "file_read_seconds",
+    "file_writes": "file_written_bytes",
+    "file_write_seconds": "file_write_seconds",
 }
 _COUNTERS = (
     *("prompt_tokens", "prompt_cached", "generation_tokens", "audio_seconds", "restarts"),
@@ -141,6 +147,9 @@ class ModelMetrics(Observer):
         self._counters: dict[str, Counter] = {
             name: getattr(metrics, name).labels(*labels) for name in (*_STEP_COUNTERS, *_COUNTERS)
         }
+        self._file_counters: dict[str, Counter] = {
+            name: getattr(metrics, name).labels(*labels, "fs") for name in _FILE_COUNTERS
+        }
         self._histograms: dict[str, BatchHistogram] = {
             name: getattr(metrics, name).labels(*labels) for name in _HISTOGRAMS
         }
@@ -157,7 +166,9 @@ class ModelMetrics(Observer):
         self._sources = {source: metrics.prompt_by_source.labels(*labels, source) for source in _SOURCES}
         self._lost = {reason: metrics.lost_tokens.labels(*labels, reason) for reason in get_args(LostReason)}
         self._cached_on_device = metrics.cached_by_source.labels(*labels, "device")
-        self._cached_on_disk = metrics.cached_by_source.labels(*labels, "disk")
+        self._loaded_from = {
+            source: metrics.cached_by_source.labels(*labels, source) for source in get_args(LoadSource)
+        }
         self._in_front: dict[_FrontWait, int] = {"preprocessing": 0, "grammar": 0}
         self._stats = StepStats()  # of the last step
         self._tokens, self._gaps, self._firsts = 0, list[float](), list[_FirstToken]()  # of the step that arrives
@@ -262,6 +273,7 @@ class ModelMetrics(Observer):
         metrics.kv_usage.labels(*labels).set_function(self._kv_usage)
         metrics.snapshot_bytes.labels(*labels).set_function(lambda: self._stats.snapshot_bytes)
         metrics.unwritten.labels(*labels).set_function(lambda: self._stats.unwritten_blocks)
+        metrics.host_usage.labels(*labels).set_function(lambda: self._stats.host_usage)
         metrics.offload_used.labels(*labels).set_function(lambda: self._stats.tier_bytes)
         by_reason: dict[str, Callable[[], float]] = {
             "capacity": lambda: self._stats.waiting - self._stats.deferred,
@@ -289,10 +301,15 @@ class ModelMetrics(Observer):
         for name, attribute in _STEP_COUNTERS.items():
             if count := sum([getattr(stats, attribute) for stats in all_stats]):
                 counters[name].inc(count)
+        for name, attribute in _FILE_COUNTERS.items():
+            if count := sum([getattr(stats, attribute) for stats in all_stats]):
+                self._file_counters[name].inc(count)
         working = [stats for stats in all_stats if stats.step_tokens]
         histograms["step_tokens"].observe_all([stats.step_tokens for stats in working])
         histograms["step_seconds"].observe_all([stats.step_seconds for stats in working])
         for stats in all_stats:
+            for source, tokens in stats.hits_by_source.items():
+                self._loaded_from[source].inc(tokens)
             for reason, tokens in stats.lost_tokens.items():
                 self._lost[reason].inc(tokens)
             for position, count in enumerate(stats.accepted_per_position):
@@ -328,7 +345,6 @@ class ModelMetrics(Observer):
         self._sources["local_cache_hit"].inc(cached - loaded)
         self._sources["external_kv_transfer"].inc(loaded)
         self._cached_on_device.inc(cached - loaded)
-        self._cached_on_disk.inc(loaded)
         self._histograms["request_prompt"].observe_all([end.prompt for end in ended])
         self._histograms["request_preemptions"].observe_all([end.preemptions for end in ended])
 

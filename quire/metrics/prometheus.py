@@ -153,12 +153,12 @@ class Metrics:
         self.prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
         self.external_queries = self._counter(
             "external_prefix_cache_queries",
-            "Prompt tokens that were not in memory, and looked up in the files of --kv-offloading-size or in another "
-            "server (--kv-transfer-config)",
+            "Prompt tokens that were not in the KV cache, and looked up in the tiers of --kv-offloading-size and "
+            "--kv-offloading-disk-size or in another server (--kv-transfer-config)",
         )
         self.external_hits = self._counter(
             "external_prefix_cache_hits",
-            "Prompt tokens that were read from the files of --kv-offloading-size or from another server",
+            "Prompt tokens that were read from these tiers or from another server",
         )
         self.lost_tokens = self._counter(
             "prefix_cache_lost_tokens",
@@ -174,16 +174,36 @@ class Metrics:
             "state_snapshot_bytes", "Size of the saved states of sequences (--state-snapshot-memory), on each rank"
         )
         self.offload_used = self._gauge(
-            "kv_offload_used_bytes", "Size of the files of --kv-offloading-size, of all models and servers"
+            "kv_offload_used_bytes", "Size of the files of --kv-offloading-disk-size, of all models and servers"
         )
         self.unwritten = self._gauge(
-            "kv_offload_unwritten_blocks", "KV blocks of the prefix cache that are not on the disk yet"
+            "kv_offload_unwritten_blocks",
+            "KV blocks of the prefix cache that are not in the last tier yet: on the disk, or else in host memory",
         )
-        self.load_bytes = self._counter("kv_offload_load_bytes", "Bytes of KV blocks read from the disk")
-        self.load_seconds = self._counter("kv_offload_load_time", "Seconds in which KV blocks were read from the disk")
-        self.store_bytes = self._counter("kv_offload_store_bytes", "Bytes of KV blocks written to the disk")
-        self.store_seconds = self._counter(
-            "kv_offload_store_time", "Seconds in which KV blocks were written to the disk"
+        self.host_usage = self._gauge(
+            "kv_offload_cpu_cache_usage_perc", "Share of --kv-offloading-size that has KV blocks, 0 to 1"
+        )
+        self.load_bytes = self._counter(
+            "kv_offload_load_bytes",
+            "Bytes of KV blocks copied from host memory to the device, or on CPUs read from files",
+        )
+        self.load_seconds = self._counter("kv_offload_load_time", "Seconds in which these bytes were copied or read")
+        self.store_bytes = self._counter(
+            "kv_offload_store_bytes",
+            "Bytes of KV blocks copied from the device to host memory, or on CPUs written to files",
+        )
+        self.store_seconds = self._counter("kv_offload_store_time", "Seconds in which they were copied or written")
+        self.file_reads = self._counter(
+            "kv_offload_tiering_read_bytes", "Bytes of KV blocks read from files to host memory (fs)", "tier"
+        )
+        self.file_read_seconds = self._counter(
+            "kv_offload_tiering_read_time", "Seconds in which these bytes were read", "tier"
+        )
+        self.file_writes = self._counter(
+            "kv_offload_tiering_write_bytes", "Bytes of KV blocks written from host memory to files (fs)", "tier"
+        )
+        self.file_write_seconds = self._counter(
+            "kv_offload_tiering_write_time", "Seconds in which they were written", "tier"
         )
         self.encoder_queries = self._counter("encoder_cache_queries", "Items of media looked up in the encoder cache")
         self.encoder_hits = self._counter("encoder_cache_hits", "Items of media found in the encoder cache")
@@ -244,13 +264,15 @@ class Metrics:
         self.prompt_by_source = self._counter(
             "prompt_tokens_by_source",
             "prompt_tokens by where their keys and values came from; local_cache_hit: the prefix cache in memory; "
-            "external_kv_transfer: the files of --kv-offloading-size, or another server (--kv-transfer-config)",
+            "external_kv_transfer: the tiers of --kv-offloading-size and --kv-offloading-disk-size, or another server "
+            "(--kv-transfer-config)",
             "source",
         )
         self.cached_by_source = self._counter(
             "prompt_tokens_cached_by_source",
-            "prompt_tokens_cached by the place of the cache; device: memory; disk: the files of --kv-offloading-size, "
-            "or another server",
+            "prompt_tokens_cached by the place of the cache; device: the KV cache; host: the memory of "
+            "--kv-offloading-size; disk: the files of --kv-offloading-disk-size, and what was read together with such; "
+            "p2p: another server. All but device count when a sequence begins",
             "source",
         )
         self.generation_tokens = self._counter("generation_tokens", "Generated tokens")

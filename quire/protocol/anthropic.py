@@ -16,6 +16,7 @@ from quire.protocol.common import (
     field_error,
 )
 from quire.protocol.custom import MAX_TOOLS
+from quire.protocol.kv_transfer import KVTransferParams
 from quire.protocol.sampling import StopString, TopP
 from quire.protocol.structured import JsonSchemaFormat
 
@@ -285,6 +286,10 @@ class MessagesRequest(Conversation):
     top_p: TopP | None = None
     top_k: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    kv_transfer_params: KVTransferParams | None = Field(None, description="as in completions")
+
+
+_OMITTED = ("metrics", "kv_transfer_params")  # fields of an answer that are not there if they are null
 
 
 class MessagesUsage(BaseModel):
@@ -308,11 +313,12 @@ class MessagesResponse(BaseModel):
     stop_sequence: str | None = None
     usage: MessagesUsage
     metrics: RequestMetrics | None = Field(None, description="only with --enable-per-request-metrics")
+    kv_transfer_params: dict[str, Any] | None = Field(None, description="only if the request asks for them")
 
     @model_serializer(mode="wrap")
-    def _omit_metrics(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_empty(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields: dict[str, Any] = serialize(self)
-        return {name: value for name, value in fields.items() if value is not None or name != "metrics"}
+        return {name: value for name, value in fields.items() if value is not None or name not in _OMITTED}
 
 
 class TokenCount(BaseModel):

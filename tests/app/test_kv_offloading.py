@@ -1,4 +1,4 @@
-"""`quire serve --kv-offloading-size`: prompts that a server has computed are read from the disk after its end."""
+"""`quire serve --kv-offloading-disk-size`: prompts that a server has computed are read from the disk after its end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def server_of(model: Path, tier: Path, *more: str) -> Iterator[ServerProcess]:
     options = ("--kv-offloading-path", str(tier), "--kv-cache-memory-bytes", "64MiB", "--dtype", "float32")
-    size = () if "--kv-offloading-size" in more else ("--kv-offloading-size", "0.5")
+    size = () if "--kv-offloading-disk-size" in more else ("--kv-offloading-disk-size", "0.5")
     with serving(str(model), *options, *size, *more) as server:
         yield server
 
@@ -91,7 +91,7 @@ def test_a_restarted_server_reads_its_system_prompt(model: Path, tmp_path: Path)
 
 @pytest.mark.slow  # starts two servers
 def test_the_bound_is_kept_and_a_salt_divides_users(model: Path, tmp_path: Path) -> None:
-    with server_of(model, tmp_path, "--kv-offloading-size", "0.001") as server:
+    with server_of(model, tmp_path, "--kv-offloading-disk-size", "0.001") as server:
         for question in "abc":
             ask(server, question, cache_salt=question)
         wait_until_saved(server)
@@ -136,7 +136,7 @@ def test_followers_learn_what_is_on_the_disk(model: Path, tmp_path: Path) -> Non
 def test_settings_that_cannot_work_are_refused(model: Path, tmp_path: Path) -> None:
     path = ("--kv-offloading-path", str(tmp_path / "file" / "below"))
     (tmp_path / "file").write_text("")
-    assert "--kv-offloading-path" in failing(str(model), "--kv-offloading-size", "1", *path)
-    output = failing(str(model), "--kv-offloading-size", "1", "--no-enable-prefix-caching")
-    assert "--kv-offloading-size needs --enable-prefix-caching" in output
+    assert "--kv-offloading-path" in failing(str(model), "--kv-offloading-disk-size", "1", *path)
+    output = failing(str(model), "--kv-offloading-disk-size", "1", "--no-enable-prefix-caching")
+    assert "--kv-offloading-disk-size needs --enable-prefix-caching" in output
     assert "native" in failing(str(model), "--kv-offloading-backend", "lmcache")

@@ -13,10 +13,10 @@ import httpx
 import pytest
 
 from tests.support.process import ServerProcess, eventually, failing, serving, tiny_model
+from tests.support.sidecar import Sidecar
 
 PROMPT = "You answer in one word. " * 20 + "Why?"
 MESSAGES = [{"role": "system", "content": "You answer in one word. " * 20}, {"role": "user", "content": "Why?"}]
-_EMPTY = ("remote_engine_id", "remote_block_ids", "remote_host", "remote_port")
 
 
 def config(role: str, **fields: Any) -> str:
@@ -30,25 +30,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class Proxy:
-    """Send a request to a prefiller first, then to a decoder, in the order and with the fields of llm-d's sidecar."""
+    """Two servers, and llm-d's sidecar before the second."""
 
     prefiller: ServerProcess
     decoder: ServerProcess
+    sidecar: Sidecar
 
     def prefill(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Return what the decoder gets to know."""
-        params = {"do_remote_decode": True, "do_remote_prefill": False, **dict.fromkeys(_EMPTY)}
-        sent = {**body, "kv_transfer_params": params, "stream": False, "max_tokens": 1}
-        sent.pop("stream_options", None)
-        if "messages" in body:
-            sent["max_completion_tokens"] = 1
-        answer = post(self.prefiller, path, sent)
+        answer = self.sidecar.prefill(path, body)
         assert answer.status_code == 200, answer.text
         kept: dict[str, Any] = answer.json()["kv_transfer_params"]
         return kept
-
-    def answer(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        return post(self.decoder, path, {**body, "kv_transfer_params": self.prefill(path, body)})
 
 
 def post(server: ServerProcess, path: str, body: dict[str, Any]) -> httpx.Response:
@@ -62,7 +55,8 @@ def servers(model: Path, *more: str, **fields: Any) -> Iterator[Proxy]:
     with ExitStack() as stack:
         prefiller = stack.enter_context(serving(*options, "--kv-transfer-config", config("kv_producer", **fields)))
         decoder = stack.enter_context(serving(*options, "--kv-transfer-config", config("kv_consumer", **fields)))
-        yield Proxy(prefiller, decoder)
+        clients = [stack.enter_context(server.http) for server in (prefiller, decoder)]
+        yield Proxy(prefiller, decoder, Sidecar(clients[0], clients[1]))
 
 
 def test_answers_are_those_of_one_server(model: Path) -> None:
@@ -71,12 +65,13 @@ def test_answers_are_those_of_one_server(model: Path) -> None:
     with servers(model) as proxy:
         alone = post(proxy.prefiller, "/v1/completions", completion).json()
         assert alone["kv_transfer_params"] is None
-        both = proxy.answer("/v1/completions", completion).json()
+        both = proxy.sidecar.post("/v1/completions", completion).json()
         assert both["choices"][0]["text"] == alone["choices"][0]["text"]
-        assert both["usage"]["prompt_tokens_details"]["cached_tokens"] == 480  # of 484
+        assert both["usage"]["prompt_tokens_details"]["cached_tokens"] == 480  # of 484, at the prefiller
         assert both["kv_transfer_params"] is None
+        assert proxy.decoder.metric("external_prefix_cache_hits_total") == 480
         told = post(proxy.prefiller, "/v1/chat/completions", chat).json()["choices"][0]["message"]["content"]
-        stream = proxy.answer("/v1/chat/completions", {**chat, "stream": True})
+        stream = proxy.sidecar.post("/v1/chat/completions", {**chat, "stream": True})
         chunks = [json.loads(line[6:]) for line in stream.text.splitlines() if line.startswith("data: {")]
         assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == told
         eventually(lambda: proxy.prefiller.metric("kv_transfer_held_blocks") == 0)
@@ -84,17 +79,35 @@ def test_answers_are_those_of_one_server(model: Path) -> None:
         assert proxy.decoder.metric("nixl_bytes_transferred_sum") > 480 * 512
         assert proxy.decoder.metric("nixl_num_failed_transfers_total") == 0
         assert proxy.decoder.metric("external_prefix_cache_hits_total") > 900
-        sampling = {"max_tokens": 12, "temperature": 0}
-        tokens = {"token_ids": list(range(3, 103)), "sampling_params": sampling}
-        kept = post(
-            proxy.prefiller,
-            "/inference/v1/generate",
-            {**tokens, "sampling_params": {"max_tokens": 1}, "kv_transfer_params": {"do_remote_decode": True}},
-        ).json()["kv_transfer_params"]
-        answer = post(proxy.decoder, "/inference/v1/generate", {**tokens, "kv_transfer_params": kept}).json()
-        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 96
-        assert answer["choices"] == post(proxy.prefiller, "/inference/v1/generate", tokens).json()["choices"]
+        check_other_calls_of_the_sidecar(proxy)
         check_death_of_prefiller(proxy, {**completion, "cache_salt": "new"}, recomputes=False)
+
+
+def check_other_calls_of_the_sidecar(proxy: Proxy) -> None:
+    """Tokens instead of text, no limit, an id of the client, tokens some at a time, APIs without transfers, errors."""
+    sidecar, loaded = proxy.sidecar, proxy.decoder.metric("external_prefix_cache_hits_total")
+    tokens: dict[str, Any] = {"token_ids": list(range(3, 103)), "sampling_params": {"max_tokens": 12, "temperature": 0}}
+    answer = sidecar.post("/inference/v1/generate", tokens, {"x-request-id": "mine"}).json()
+    assert answer["choices"] == post(proxy.prefiller, "/inference/v1/generate", tokens).json()["choices"]
+    assert proxy.decoder.metric("external_prefix_cache_hits_total") == loaded + 96
+    chat = {"messages": [*MESSAGES, {"role": "user", "content": "And?"}], "max_completion_tokens": 11, "temperature": 0}
+    sidecar.chunk_size = 4  # the text of random tokens is not read as the same tokens again, so it is not compared
+    assert sidecar.post("/v1/chat/completions", {**chat, "min_tokens": 3, "ignore_eos": True}).status_code == 200
+    sidecar.chunk_size = 0
+    assert [server for server, _ in sidecar.calls[-4:]] == ["prefiller", "decoder", "decoder", "decoder"]
+    message = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 5, "temperature": 0}
+    loaded = proxy.decoder.metric("external_prefix_cache_hits_total")
+    answer = sidecar.post("/v1/messages", message).json()
+    assert answer["content"] == post(proxy.prefiller, "/v1/messages", message).json()["content"]
+    assert "kv_transfer_params" not in answer
+    assert proxy.decoder.metric("external_prefix_cache_hits_total") > loaded + 400
+    refused = sidecar.post("/v1/responses", {"input": PROMPT, "max_output_tokens": 5})
+    assert refused.status_code == 400
+    assert "kv_transfer_params" in refused.text
+    refused = sidecar.post("/v1/completions", {"prompt": PROMPT, "n": 2, "temperature": 1})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "n"
+    eventually(lambda: proxy.prefiller.metric("kv_transfer_held_blocks") == 0)
 
 
 def check_death_of_prefiller(proxy: Proxy, body: dict[str, Any], *, recomputes: bool) -> None:

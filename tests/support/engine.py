@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
@@ -175,6 +176,7 @@ class Engine:
         self.results: dict[str, Result] = {}
         self.preemptions = self.drafted = self.accepted = self.corrupted = 0
         self.items_encoded = self.items_cached = self.steps = 0
+        self.hits = Counter[str]()  # prompt tokens by the tier that had them
 
     def add(
         self, request_id: str, prompt: Sequence[int], params: SamplingParams | PoolingParams, **fields: Any
@@ -278,6 +280,7 @@ class Engine:
                 self.drafted += message.stats.drafted_tokens
                 self.accepted += message.stats.accepted_tokens
                 self.corrupted += message.stats.corrupted
+                self.hits.update(message.stats.hits_by_source)
                 self.items_encoded += message.stats.item_queries - message.stats.item_hits
                 self.items_cached += message.stats.item_hits
                 for output in message.outputs:

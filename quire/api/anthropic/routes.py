@@ -38,6 +38,7 @@ from quire.protocol.common import ERRORS, openapi_stream
 from quire.protocol.generate import RenderedPrompt
 from quire.rendering.prompts import EFFORT, THINKING_SWITCHES
 from quire.serving.generation import collect, generate_all
+from quire.serving.kv_transfer import answer_params
 from quire.serving.models import ServerState
 
 # Set for every template, whether it reads them or not.
@@ -127,6 +128,7 @@ async def _message(prepared: PreparedChat, *, has_metrics: bool) -> MessagesResp
         stop_sequence=stop_sequence,
         usage=messages_usage(usage),
         metrics=usage.metrics() if has_metrics else None,
+        kv_transfer_params=answer_params(total.held_blocks),
     )
 
 

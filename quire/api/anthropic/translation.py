@@ -120,6 +120,7 @@ def to_chat_request(body: Conversation) -> tuple[ChatRequest, SourceFields]:
             "top_p": body.top_p,
             "top_k": body.top_k,
             "cache_salt": body.cache_salt,
+            "kv_transfer_params": body.kv_transfer_params and body.kv_transfer_params.model_dump(exclude_unset=True),
             "response_format": None if body.format is None else body.format.model_dump(by_alias=True),
         }
     format_field = "output_config.format" if body.output_format is None else "output_format"

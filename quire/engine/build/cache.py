@@ -162,10 +162,8 @@ def snapshot_store(options: EngineOptions, nbytes: int, size: int, *, is_host: b
     return SnapshotStore(places, size, max(1, distance // options.block_size))
 
 
-def reason_against_reading_blocks(config: CoreConfig, plan: CachePlan, device: Device) -> str:
+def reason_against_reading_blocks(config: CoreConfig, plan: CachePlan) -> str:
     """Return why the core does not read and write the blocks of its cache itself; empty: it does."""
-    if device.torch_device.type != "cpu":
-        return "the KV blocks of GPUs are not read"
     if config.parallel.ranks > 1:
         return "the KV blocks of several ranks are not read"
     if plan.groups.has_states:

@@ -575,7 +575,7 @@ def _scheduler(
         hasher=hasher_named(options.prefix_caching_hash_algo) if options.enable_prefix_caching else None,
         by_priority=options.scheduling_policy == "priority",
         fair=loaded.pooler is not None,
-        tier=None if tier is None else tier.worker,
+        tier=None if tier is None else tier.tier,
         load_rule=None if tier is None else LoadRule(tier.block_bytes),
         remote=None if transfer is None else transfer.loading,
         held=None if transfer is None else transfer.held_blocks(pool),

@@ -32,7 +32,13 @@ _OF_A_MACHINE = frozenset({"num_threads", "packed_weight_cache_size", "model_hub
 _OF_A_MACHINE |= {"headless", "node_addr", "master_addr", "master_port", "distributed_timeout_seconds"}
 _OF_A_MACHINE |= {"kv_cache_memory_bytes", "kv_cache_free_memory_fraction", "gpu_memory_utilization"}
 _OF_THE_CORE = frozenset({"engine_process", "on_engine_death", "kv_cache_metrics", "kv_cache_metrics_sample", "seed"})
-_OF_THE_CORE |= {"kv_events_config", "kv_offloading_size", "kv_offloading_backend", "kv_offloading_path"}
+_OF_THE_CORE |= {
+    "kv_events_config",
+    "kv_offloading_size",
+    "kv_offloading_disk_size",
+    "kv_offloading_backend",
+    "kv_offloading_path",
+}
 _OF_THE_CORE |= {"scheduling_policy", "enable_prefix_caching", "prefix_caching_hash_algo", "weight_update_path"}
 _OF_THE_CORE |= {"speculative_method", "num_speculative_tokens", "state_snapshot_memory"}
 _CODE = ("engine", "kernels")  # folders of what ranks run

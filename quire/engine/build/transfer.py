@@ -31,6 +31,7 @@ from quire.engine.transfer.block_facts import file_facts
 from quire.engine.transfer.block_reader import BlockReader
 from quire.engine.transfer.block_server import BlockServer
 from quire.engine.transfer.loop_thread import LoopThread
+from quire.engine.transfer.security import Security, UnusableSecurity
 
 logger = logging.getLogger(__name__)
 _CODE = ("kernels", "engine/models", "engine/execution")  # what computes keys and values, and lays them out
@@ -69,7 +70,7 @@ def open_transfer(
     `channel`: wakes the core up when blocks are asked for.
 
     Raises:
-        UnsupportedModel: the blocks of this engine cannot be sent.
+        UnsupportedModel: the blocks of this engine cannot be sent, or a file of the settings cannot be used.
         AddressUnavailable: the address of --kv-transfer-config cannot be bound.
     """
     settings = config.engine.kv_transfer
@@ -77,20 +78,25 @@ def open_transfer(
         return None
     if reason := _reason_against(config, loaded, plan, device):
         raise UnsupportedModel(f"--kv-transfer-config is not supported: {reason}")
-    extra, thread = settings.kv_connector_extra_config, LoopThread()
+    extra = settings.kv_connector_extra_config
+    try:
+        security = Security.of(extra)
+    except UnusableSecurity as error:
+        raise UnsupportedModel(f"--kv-transfer-config: {error}") from error
+    thread = LoopThread()
     server, address = None, None
     if settings.sends:
         port = settings.kv_port + config.replica if settings.kv_port else 0
         try:
             server = BlockServer(
-                thread, (settings.kv_ip, port), plan.block_bytes, extra.max_connections, channel.waker()
+                thread, (settings.kv_ip, port), plan.block_bytes, extra.max_connections, channel.waker(), security
             )
         except BaseException:
             thread.close()
             raise
         address = EngineAddress(_engine_id(settings, config.replica), settings.kv_ip, server.port)
         logger.info("KV blocks are sent from %s:%d", address.host, address.port)
-    reader = BlockReader(thread, plan.block_bytes, extra.load_timeout) if settings.receives else None
+    reader = BlockReader(thread, plan.block_bytes, extra.load_timeout, security) if settings.receives else None
     loading = None
     if reader is not None:
         recomputes = settings.kv_load_failure_policy == "recompute"
@@ -108,7 +114,9 @@ def _engine_id(settings: KVTransferConfig, replica: int) -> str:
 
 def _reason_against(config: CoreConfig, loaded: LoadedModel, plan: CachePlan, device: Device) -> str:
     """Return why blocks of an engine are not sent; empty: they are."""
-    if reason := reason_against_reading_blocks(config, plan, device):
+    if device.has_memory:
+        return "the KV blocks of GPUs are not sent"
+    if reason := reason_against_reading_blocks(config, plan):
         return reason
     if not config.engine.enable_prefix_caching:
         return "it needs --enable-prefix-caching"

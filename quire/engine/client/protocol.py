@@ -358,6 +358,7 @@ class BlockLife(msgspec.Struct, frozen=True, array_like=True):
 
 
 LostReason = Literal["no_snapshot", "evicted", "template_changed"]
+LoadSource = Literal["host", "disk", "p2p"]  # of KV blocks: a tier, or another engine
 
 
 class StepStats(msgspec.Struct, array_like=True):
@@ -386,12 +387,18 @@ class StepStats(msgspec.Struct, array_like=True):
     block_reuse_gaps: list[float] = []  # seconds between two uses of a cached block that is sampled
     external_queries: int = 0  # tokens that were not in memory, and looked up in a second tier or another engine
     external_hits: int = 0
-    tier_bytes: int = 0  # that the tier takes, a gauge
-    unwritten_blocks: int = 0  # blocks that the tier lacks, a gauge
+    hits_by_source: dict[LoadSource, int] = {}  # `external_hits` by where they were
+    tier_bytes: int = 0  # that the files of the tier take, a gauge
+    host_usage: float = 0.0  # share of the host memory for blocks that has some, a gauge
+    unwritten_blocks: int = 0  # blocks that the last tier lacks, a gauge
     loaded_bytes: int = 0
     load_seconds: float = 0.0
     stored_bytes: int = 0
     store_seconds: float = 0.0
+    file_read_bytes: int = 0  # from files to host memory, if both are tiers
+    file_read_seconds: float = 0.0
+    file_written_bytes: int = 0
+    file_write_seconds: float = 0.0
     held_blocks: int = 0  # that are kept for other engines, a gauge
     expired_holds: int = 0  # prompts whose blocks were given back before another engine has read them
     transfers: list[BlockTransfer] = []  # from other engines

@@ -246,6 +246,8 @@ class EngineCore:
         """Assert that scheduler and executor are consistent."""
         self.scheduler.check()
         self.executor.check()
+        if self._offload is not None:
+            self._offload.check()
 
     def close(self) -> None:
         """End the threads of the executor, of the grammar compiler and of what observes the scheduler."""
@@ -331,11 +333,11 @@ class EngineCore:
     def _save(self) -> None:
         """Save blocks for a tier while there is nothing else to do, and report once all are written."""
         assert self._offload is not None
-        can_save = self.executor.cache is not None and self._offload.save(self.executor.cache)
+        can_save = self._offload.save(self.executor.cache)
         if not self._offload.unwritten:
             self._saving = False
             self._report_idle()
-        elif not (can_save and self._offload.has_unsaved):
+        elif not can_save:
             self._prefault_at = time.monotonic() + _PREFAULT_AFTER  # the tier writes what it has
 
     def _drain_inbox(self) -> None:
@@ -467,7 +469,9 @@ class EngineCore:
 
     def _reset_caches(self, command: ResetCaches) -> None:
         if command.external and self._offload is None:
-            raise NotNow("There is no prefix cache outside of memory, which --kv-offloading-size makes.")
+            raise NotNow(
+                "There are no tiers of the prefix cache, which --kv-offloading-size and --kv-offloading-disk-size make."
+            )
         if isinstance(self.scheduler, StreamingScheduler):
             if command.preempt:
                 self._check_no_streams()
@@ -495,7 +499,7 @@ class EngineCore:
         self._check_no_streams()
         self._update.run(folder, self._poll)
         if self._offload is not None:
-            self._offload.stop()
+            self._offload.weights_replaced()
         if self._transfer is not None:
             self._transfer.stop()
         if isinstance(self.scheduler, Scheduler):

@@ -46,6 +46,12 @@ class KVCache(Protocol):
     def write(self, block: int, content: bytes) -> None:
         """Fill a block with what `read` has returned."""
 
+    def copy_out(self, block: int, target: Tensor) -> None:
+        """Copy a block to bytes in host memory, on the current stream of the device."""
+
+    def copy_in(self, block: int, source: Tensor) -> None:
+        """Fill a block with bytes in host memory, on the current stream of the device."""
+
     def prefault(self) -> bool:
         """Back some more blocks with memory ahead of time; returns whether there are more. Called while idle."""
 
@@ -175,15 +181,25 @@ class DeviceKVCache(KVCache):
 
     @override
     def read(self, block: int) -> bytes:
-        return torch.cat([place[block] for place in self._places]).cpu().numpy().tobytes()
+        return self._joined(block).cpu().numpy().tobytes()
 
     @override
     def write(self, block: int, content: bytes) -> None:
-        begin = 0
-        for place in self._places:
-            part = np.frombuffer(content, np.uint8, place.shape[1], begin)
-            place[block].copy_(torch.from_numpy(part.copy()))
-            begin += place.shape[1]
+        self.copy_in(block, torch.from_numpy(np.frombuffer(content, np.uint8).copy()))
+
+    @override
+    def copy_out(self, block: int, target: Tensor) -> None:
+        target.copy_(self._joined(block), non_blocking=True)
+
+    @override
+    def copy_in(self, block: int, source: Tensor) -> None:
+        joined = source.to(self._places[0].device, non_blocking=True)
+        parts = joined.split([place.shape[1] for place in self._places])
+        torch._foreach_copy_([place[block] for place in self._places], list(parts))
+
+    def _joined(self, block: int) -> Tensor:
+        """Return a copy of a block in the device's memory: one copy to the host is faster than one for each place."""
+        return torch.cat([place[block] for place in self._places])
 
     @override
     def prefault(self) -> bool:
@@ -241,6 +257,15 @@ class HostKVCache(KVCache):
     def write(self, block: int, content: bytes) -> None:
         self.ensure_mapped(block)
         self._blocks[block].numpy()[:] = np.frombuffer(content, np.uint8)
+
+    @override
+    def copy_out(self, block: int, target: Tensor) -> None:
+        target.copy_(self._blocks[block])
+
+    @override
+    def copy_in(self, block: int, source: Tensor) -> None:
+        self.ensure_mapped(block)
+        self._blocks[block].copy_(source)
 
     @override
     def prefault(self) -> bool:

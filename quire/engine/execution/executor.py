@@ -69,8 +69,7 @@ class Executor(Protocol):
     Attributes:
         max_steps_in_flight: submitted steps whose results may be outstanding. With 1 a step's results are known before
             the next step is planned; with more, the scheduler plans ahead while a device computes.
-        cache: the KV cache, for those who read and write its blocks between steps; None: it has none, or it is on a
-            device that would have to wait for it.
+        cache: the KV cache, for those who read and write its blocks between steps; None: it has none.
     """
 
     max_steps_in_flight: int
@@ -163,7 +162,7 @@ class BackgroundExecutor(Executor):
     def __init__(
         self, activate: Activate, runner: BackgroundRunner, max_steps_in_flight: int, cache: KVCache | None = None
     ) -> None:
-        """`activate`: see `Device.activate`. `cache`: the KV cache, if it is in the memory of the host."""
+        """`activate`: see `Device.activate`. `cache`: the KV cache."""
         self._activate = activate
         self._runner = runner
         self.cache = cache

@@ -7,25 +7,27 @@ array that begins with its name until the middle of 2026.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
 
+from quire.engine.client.protocol import LoadSource
 from quire.engine.scheduling.request import ExtraKey
 
 Hash = int  # the last 64 bits of a block's hash
 Medium = Literal["GPU", "CPU", "STORAGE"]
 # The first tier of every device, also of CPUs: those who read events value it most, and know no other name of it.
 FIRST_TIER: Medium = "GPU"
-SECOND_TIER: Medium = "STORAGE"  # files
+MEDIUM_OF: Mapping[LoadSource, Medium] = {"host": "CPU", "disk": "STORAGE"}  # the names of tiers behind it
 END_OF_REPLAY = (-1).to_bytes(8, signed=True)
 
 
 class BlockStored(msgspec.Struct, omit_defaults=True, tag=True, kw_only=True):
     """Blocks of a sequence, each of which follows the one before it.
 
-    In a second tier they are blocks whose tokens were told before, when they were in the first one: as in vLLM's events
-    of offloading there are neither tokens nor a parent, and the size is 0.
+    In a tier behind the first they are blocks whose tokens were told before, when they were in the first one: as in
+    vLLM's events of offloading there are neither tokens nor a parent, and the size is 0.
 
     Attributes:
         parent_block_hash: the block before the first of them; None: there is none.

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from typing_extensions import override
 
+from quire.engine.client.protocol import LoadSource
 from quire.engine.kv_events.messages import (
     FIRST_TIER,
-    SECOND_TIER,
+    MEDIUM_OF,
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
@@ -110,13 +111,13 @@ class EventRecorder(BlockObserver):
             self._events, self._bytes = [], 0
             self._growing.clear()
 
-    def tier_changed(self, stored: Sequence[BlockHash], removed: Sequence[BlockHash]) -> None:
-        """Note that blocks can be found in the second tier, and that others cannot any more.
+    def tier_changed(self, source: LoadSource, stored: Sequence[BlockHash], removed: Sequence[BlockHash]) -> None:
+        """Note that blocks can be found in a tier behind the first, and that others cannot any more.
 
         What the first tier has was told in an earlier step: those who follow find the tokens of a block by its hash.
         """
         for group, hashes in _by_group(removed).items():
-            self._events.append(BlockRemoved(block_hashes=hashes, medium=SECOND_TIER, group_idx=group))
+            self._events.append(BlockRemoved(block_hashes=hashes, medium=MEDIUM_OF[source], group_idx=group))
             self._count(_HASH * len(hashes))
         for group, hashes in _by_group(stored).items():
             kind, window = self._groups[group]
@@ -127,7 +128,7 @@ class EventRecorder(BlockObserver):
                     token_ids=[],
                     block_size=0,
                     lora_id=None,
-                    medium=SECOND_TIER,
+                    medium=MEDIUM_OF[source],
                     lora_name=None,
                     group_idx=group,
                     kv_cache_spec_kind=kind,

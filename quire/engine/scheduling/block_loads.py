@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quire.engine.client.kv_transfer import RemoteBlocks
+from quire.engine.client.protocol import LoadSource
 from quire.engine.scheduling.block_source import BlockSource, RemoteLoading
 from quire.engine.scheduling.block_tables import BlockTables, LoadablePrefix, Prefix
 from quire.engine.scheduling.blocks import BlockPool
@@ -27,8 +28,8 @@ class _Load:
 
     Attributes:
         prefix: what it found, and lacks.
+        place: where they are; the slowest place, if they are in several.
         blocks: the pool's blocks that the lacking ones are read into.
-        is_remote: the source is another engine.
         received: how many of them were.
         is_over: no more will come.
         error: why the rest did not; empty: all have come, or it is not known.
@@ -40,10 +41,15 @@ class _Load:
     source: BlockSource
     began: float
     deadline: float
-    is_remote: bool = False
+    place: LoadSource
     received: int = 0
     is_over: bool = False
     error: str = ""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the source is another engine."""
+        return self.place == "p2p"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +143,7 @@ class BlockLoads:
         if not self._pool.can_take(prefix.held, len(prefix.lacking)):
             return "has no room"
         request.remote = None
-        self._begin(request, prefix, cached, source, self._remote.timeout, is_remote=True)
+        self._begin(request, prefix, cached, source, self._remote.timeout, "p2p")
         return "waits"
 
     def _begin_from_tier(self, request: Request, cached: Prefix) -> bool:
@@ -150,9 +156,10 @@ class BlockLoads:
         tokens = (prefix.count - cached.count) * self._pool.block_size
         if not self._pool.can_take(prefix.held, len(prefix.lacking)):
             return False
-        if not self.rule.loads(len(prefix.lacking), tokens):
+        place = self._tier.slowest([lacking.key for lacking in prefix.lacking])
+        if not self.rule.loads(len(prefix.lacking), tokens, place):
             return False
-        self._begin(request, prefix, cached, self._tier, self.rule.patience(tokens))
+        self._begin(request, prefix, cached, self._tier, self.rule.patience(tokens), place)
         return True
 
     def _begin(
@@ -162,14 +169,14 @@ class BlockLoads:
         cached: Prefix,
         source: BlockSource,
         seconds: float,
-        *,
-        is_remote: bool = False,
+        place: LoadSource,
     ) -> None:
         request.was_loaded, request.found_in_memory = True, cached.count * self._pool.block_size
+        request.loaded_from = place
         self._pool.acquire(prefix.held)
         now, serial = self._clock(), next(self._serials)
         blocks = self._pool.allocate(len(prefix.lacking))
-        self._loads[serial] = _Load(request, prefix, blocks, source, now, now + seconds, is_remote)
+        self._loads[serial] = _Load(request, prefix, blocks, source, now, now + seconds, place)
         source.load(serial, [lacking.key for lacking in prefix.lacking])
 
     def release_unread(self, request: Request) -> None:
@@ -247,9 +254,9 @@ class BlockLoads:
                 failure = load.error or f"they did not arrive within {load.deadline - load.began:g} s (load_timeout)"
         elif self.rule is not None:
             if load.is_over:
-                self.rule.loaded(load.received, seconds)
+                self.rule.loaded(load.received, seconds, load.place)
             else:
-                self.rule.given_up(load.received, seconds)
+                self.rule.given_up(load.received, seconds, load.place)
         self._tables.register(load.request, load.prefix.lacking[: load.received], load.blocks)
         self._drop(serial)
         return EndedLoad(load.request, seconds, load.received, load.is_remote, failure)

@@ -366,6 +366,9 @@ class BlockTables:
             if has_tier or request.found_in_memory is not None:
                 stats.external_queries += len(request.tokens) - in_memory
                 stats.external_hits += request.loaded_tokens
+            if request.loaded_tokens:
+                hits = stats.hits_by_source
+                hits[request.loaded_from] = hits.get(request.loaded_from, 0) + request.loaded_tokens
 
     def check(self, requests: Iterable[Request], running: Collection[str], others: Iterable[list[int]] = ()) -> None:
         """Assert that requests hold the blocks that they need, and those in the pool.

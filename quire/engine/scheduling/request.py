@@ -14,6 +14,7 @@ from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import (
     AudioItem,
     FinishReason,
+    LoadSource,
     MediaItem,
     PictureItem,
     TokenArray,
@@ -93,6 +94,7 @@ class Request:
         cached_tokens: prompt tokens found in the prefix cache when the sequence first entered the batch; None before.
         found_in_memory: part of those that were there before the rest was loaded from a tier; None: nothing was.
         loaded_tokens: part of `cached_tokens` that was loaded from a tier.
+        loaded_from: the tier, or the slower of two.
         was_loaded: blocks were loaded for it since it last left the batch, and it does not wait for others.
         generates: whether tokens are sampled once all known tokens are computed.
         wants_prompt_logprobs: positions of the prompt must still be computed for their log-probabilities.
@@ -142,6 +144,7 @@ class Request:
     cached_tokens: int | None = None
     found_in_memory: int | None = None
     loaded_tokens: int = 0
+    loaded_from: LoadSource = "disk"
     was_loaded: bool = False
     scheduled_at: float = 0.0
     start: int = 0

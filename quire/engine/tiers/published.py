@@ -34,6 +34,11 @@ class PublishedBlocks:
             self._published.remove(key)
             self._change(key, is_stored=False)
 
+    def lost_all(self) -> None:
+        """Note that no block is there any more."""
+        for key in [*self._published]:
+            self.removed(key)
+
     def forget(self) -> None:
         """Note that the subscribers have forgotten all."""
         self._published.clear()

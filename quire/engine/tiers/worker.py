@@ -12,6 +12,7 @@ from functools import partial
 
 from typing_extensions import Buffer
 
+from quire.engine.client.protocol import LoadSource
 from quire.engine.tiers.published import PublishedBlocks, TierChanges
 from quire.engine.tiers.tier import Tier
 
@@ -94,6 +95,11 @@ class TierWorker:
         return self._nbytes
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether there are no blocks any more, and none are taken."""
+        return self._is_stopped
+
+    @property
     def room(self) -> int:
         """Blocks that `put` still takes."""
         return 0 if self._is_stopped else self._most - len(self._puts)
@@ -108,6 +114,10 @@ class TierWorker:
         if self._is_stopped or self._is_clearing or key in self._evictions:
             return False
         return self._tier.has(key)
+
+    def slowest(self, keys: Sequence[bytes]) -> LoadSource:
+        """Return where blocks are read from."""
+        return "disk"
 
     def put(self, key: bytes, data: Buffer) -> bool:
         """Keep a block, which nobody changes afterwards; False: too many wait already, and it is not kept."""
@@ -229,6 +239,8 @@ class TierWorker:
                 self._is_stopped, self._is_writing = True, False
                 self._puts.clear()
                 self._loads.clear()
+                if self._published is not None:
+                    self._published.lost_all()
                 self._changed.notify_all()
 
     def _work(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from quire.engine.client.facts import Facts
 from quire.engine.client.kv_transfer import RemoteBlocks
 from quire.engine.transfer import wire
 from quire.engine.transfer.loop_thread import LoopThread
+from quire.engine.transfer.security import NO_SECURITY, Security
 
 logger = logging.getLogger(__name__)
 _CONNECT = 5.0  # seconds
@@ -42,8 +44,16 @@ class ReadBlock:
 class BlockReader:
     """Read blocks in the thread of connections. What was read and not taken has a bound in bytes."""
 
-    def __init__(self, thread: LoopThread, block_bytes: int, timeout: float) -> None:
-        """`block_bytes`: of a block. `timeout`: seconds that the blocks of a request may take."""
+    def __init__(self, thread: LoopThread, block_bytes: int, timeout: float, security: Security = NO_SECURITY) -> None:
+        """Make a reader.
+
+        Args:
+            thread: has the connections.
+            block_bytes: bytes of a block.
+            timeout: seconds that the blocks of a request may take.
+            security: what a prefiller has to prove, and who vouches for its certificate.
+        """
+        self._security = security
         self._thread = thread
         self._block_bytes = block_bytes
         self._timeout = timeout
@@ -53,7 +63,8 @@ class BlockReader:
         self._room = asyncio.Event()
         self._facts: Facts | str | None = None
         self._has_facts = asyncio.Event()
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._loads: dict[int, tuple[asyncio.Task[None], RemoteBlocks]] = {}
+        self._connected: set[int] = set()  # loads whose peers are told at their end what they need not keep
         self._releasing = 0
 
     def set_facts(self, facts: Facts | str) -> None:
@@ -93,11 +104,14 @@ class BlockReader:
             self._changed.notify_all()
 
     def _begin(self, serial: int, remote: RemoteBlocks, keys: list[bytes]) -> None:
-        self._tasks[serial] = self._thread.spawn(self._load(serial, remote, keys))
+        self._loads[serial] = self._thread.spawn(self._load(serial, remote, keys)), remote
 
     def _cancel(self, serial: int) -> None:
-        if (task := self._tasks.pop(serial, None)) is not None:
+        if (load := self._loads.pop(serial, None)) is not None:
+            task, remote = load
             task.cancel()
+            if serial not in self._connected:
+                self._begin_release(remote)
 
     def _begin_release(self, remote: RemoteBlocks) -> None:
         if self._releasing < _RELEASES:
@@ -122,7 +136,8 @@ class BlockReader:
             logger.warning("KV blocks could not be read from %s:%d: %s", remote.host, remote.port, reason)
             self._put(ReadBlock(serial, 0, None, reason))
         finally:
-            self._tasks.pop(serial, None)
+            self._loads.pop(serial, None)
+            self._connected.discard(serial)
 
     async def _read_blocks(self, serial: int, remote: RemoteBlocks, keys: list[bytes]) -> None:
         """Read blocks, and release all that are kept for the request, also after an error.
@@ -144,9 +159,10 @@ class BlockReader:
             raise wire.TransferError(f"it does not accept a connection within {_CONNECT:g} s") from error
         is_released = False
         try:
-            await _shake_hands(reader, writer, facts)
+            await _shake_hands(reader, writer, facts, self._security, remote.host)
             try:
                 if keys:
+                    self._connected.add(serial)
                     wire.write(writer, wire.Ask(remote.request_id, keys))
                     await self._receive(serial, keys, reader)
             finally:
@@ -179,25 +195,55 @@ class BlockReader:
             self._put(ReadBlock(serial, index, content))
 
 
-async def _shake_hands(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, facts: Facts) -> None:
-    """Find out whether a peer has blocks of the same kind.
+async def _shake_hands(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, facts: Facts, security: Security, host: str
+) -> None:
+    """Find out whether a peer is one that blocks are read from, and has blocks of the same kind.
+
+    `host`: whose certificate it has.
 
     Raises:
-        TransferError: it has not.
+        TransferError: it is not, or has not.
     """
     received = await wire.read(reader, "handshake")
     if received is None:
         raise wire.TransferError("it has closed the connection, as it has too many (max_connections)")
-    if received[0] != wire.Greeting(wire.PROTOCOL):
+    greeting = received[0]
+    if not isinstance(greeting, wire.Greeting) or greeting.protocol != wire.PROTOCOL:
         raise wire.TransferError(f"it speaks another protocol than {wire.PROTOCOL}")
-    wire.write(writer, wire.Hello(dict(facts)))
+    if bool(greeting.challenge) != bool(security.secret):
+        raise wire.TransferError(f"{_one_end(is_prefiller=bool(greeting.challenge))} has a secret (secret_file)")
+    await _start_tls(writer, greeting, security, host)
+    challenge = security.challenge()
+    proof = security.proof("decoder", greeting.challenge, challenge)
+    wire.write(writer, wire.Hello(dict(facts), challenge, proof))
     match await wire.read(reader, "handshake"):
-        case (wire.Welcome(), _):
-            return
+        case (wire.Welcome(proof=proof), _):
+            if not security.accepts(proof, "prefiller", greeting.challenge, challenge):
+                raise wire.TransferError("it does not prove that it has the secret of this server (secret_file)")
         case (wire.Refused(reason=reason), _):
             raise wire.TransferError(f"it refuses: {reason}")
         case _:
             raise wire.TransferError("it has ended the handshake")
+
+
+async def _start_tls(writer: asyncio.StreamWriter, greeting: wire.Greeting, security: Security, host: str) -> None:
+    """Encrypt a connection, if both ends are to.
+
+    Raises:
+        TransferError: one is not, or the certificate is not one of `host`.
+    """
+    if greeting.tls != (security.connecting is not None):
+        raise wire.TransferError(f"{_one_end(is_prefiller=greeting.tls)} has TLS (tls_certfile, tls_ca_file)")
+    if security.connecting is not None:
+        try:
+            await writer.start_tls(security.connecting, server_hostname=host)
+        except ssl.SSLError as error:
+            raise wire.TransferError(f"TLS: {error}") from error
+
+
+def _one_end(*, is_prefiller: bool) -> str:
+    return "only the prefiller" if is_prefiller else "only this server"
 
 
 async def _until_closed(reader: asyncio.StreamReader) -> None:

@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from quire.engine.client.facts import Facts, differences
 from quire.engine.transfer import wire
 from quire.engine.transfer.loop_thread import LoopThread
+from quire.engine.transfer.security import NO_SECURITY, Security
 
 logger = logging.getLogger(__name__)
 _HANDSHAKE = 10.0  # seconds
 _STALL = 120.0  # seconds in which a decoder takes or asks for nothing
 _QUEUE = 4 << 20  # bytes of blocks that wait for a connection, at least two blocks
+_UNPROVED = "the decoder does not prove that it has the secret of the prefiller (secret_file)"
 _RELEASED = 1 << 14  # releases that wait for the engine; more are dropped, and the blocks expire
 
 
@@ -54,6 +56,7 @@ class BlockServer:
         block_bytes: int,
         max_connections: int,
         wake: Callable[[], None],
+        security: Security = NO_SECURITY,
     ) -> None:
         """Bind the socket.
 
@@ -63,6 +66,7 @@ class BlockServer:
             block_bytes: bytes of a block.
             max_connections: further ones are closed.
             wake: wakes the engine up, as something was asked. Called in the thread.
+            security: what a decoder has to prove, and the certificate.
 
         Raises:
             AddressUnavailable: the address cannot be bound.
@@ -71,6 +75,7 @@ class BlockServer:
         self._most = max(2, _QUEUE // block_bytes)
         self._max_connections = max_connections
         self._wake = wake
+        self._security = security
         self._facts: asyncio.Future[Facts | str] | None = None
         self._connections = 0
         self._reads: dict[BlockRead, None] = {}
@@ -118,11 +123,14 @@ class BlockServer:
 
     async def _start(self) -> asyncio.Server:
         self._facts = asyncio.get_running_loop().create_future()
-        return await asyncio.start_server(self._connected, sock=self._socket, limit=1 << 20)
+        return await asyncio.start_server(self._accept, sock=self._socket, limit=1 << 20)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = self._thread.spawn(self._connected(reader, writer))
+        task.add_done_callback(lambda _: writer.transport.abort())  # also if it was cancelled before it began
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._connections >= self._max_connections:
-            writer.transport.abort()
             return
         self._connections += 1
         try:
@@ -131,26 +139,27 @@ class BlockServer:
             logger.debug("a decoder's connection has ended: %s", error)
         finally:
             self._connections -= 1
-            writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        security, challenge = self._security, self._security.challenge()
         async with asyncio.timeout(_HANDSHAKE):
-            wire.write(writer, wire.Greeting(wire.PROTOCOL))
+            wire.write(writer, wire.Greeting(wire.PROTOCOL, challenge, security.accepting is not None))
+            if security.accepting is not None:
+                await writer.start_tls(security.accepting)
             received = await wire.read(reader, "handshake")
-        if received is None or not isinstance(received[0], wire.Hello):
+        if received is None or not isinstance(hello := received[0], wire.Hello):
+            return
+        if not security.accepts(hello.proof, "decoder", challenge, hello.challenge):
+            await self._refuse(writer, _UNPROVED)
             return
         assert self._facts is not None
         async with asyncio.timeout(_STALL):
             facts = await asyncio.shield(self._facts)
-        refusal = facts if isinstance(facts, str) else _refusal_of(received[0].facts, facts)
+        refusal = facts if isinstance(facts, str) else _refusal_of(hello.facts, facts)
         if refusal is not None:
-            logger.warning("a decoder was refused: %s", refusal)
-            wire.write(writer, wire.Refused(refusal))
-            await writer.drain()
-            writer.close()
-            await writer.wait_closed()
+            await self._refuse(writer, refusal)
             return
-        wire.write(writer, wire.Welcome())
+        wire.write(writer, wire.Welcome(security.proof("prefiller", challenge, hello.challenge)))
         async with asyncio.timeout(_STALL):
             received = await wire.read(reader)
         match received:
@@ -160,6 +169,13 @@ class BlockServer:
                 self._release(request_id)
             case _:
                 return
+
+    async def _refuse(self, writer: asyncio.StreamWriter, reason: str) -> None:
+        logger.warning("a decoder was refused: %s", reason)
+        wire.write(writer, wire.Refused(reason))
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
 
     async def _send(self, read: BlockRead, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Send the blocks of a read as the engine finds them, unless the decoder releases them or ends before."""

@@ -1,8 +1,9 @@
 """Frames between a decoder and a prefiller: a message in msgpack, and for some the bytes of a block.
 
-The prefiller speaks first, so that a decoder sends nothing to a server of another kind. Then the decoder says what its
-blocks are; the prefiller accepts or refuses that. The decoder asks for blocks by their keys, which come in this order,
-and gives up what is kept for it. A connection is for one request.
+The prefiller speaks first, so that a decoder sends nothing to a server of another kind. TLS begins after its greeting,
+if it has a certificate. Then the decoder says what its blocks are, and proves that it knows the secret if there is one;
+the prefiller accepts or refuses that, with a proof of its own. The decoder asks for blocks by their keys, which come in
+this order, and gives up what is kept for it. A connection is for one request.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import msgspec
 import xxhash
 from typing_extensions import Buffer
 
-PROTOCOL = "quire-kv-1"
+PROTOCOL = "quire-kv-2"
 _HEADER = struct.Struct("<II")  # bytes of the message, and of the content behind it
 _SMALL = 1 << 16  # bytes of a message before the handshake has ended
 _LARGEST = 8 << 20  # bytes of any other
@@ -23,19 +24,30 @@ _MOST_KEYS = 1 << 17  # blocks of a request
 
 
 class Greeting(msgspec.Struct, frozen=True, tag="greeting"):
-    """The first message, of the prefiller."""
+    """The first message, of the prefiller.
+
+    Attributes:
+        challenge: to be answered with a proof; empty: none is needed.
+        tls: all that follows is encrypted.
+    """
 
     protocol: str
+    challenge: bytes = b""
+    tls: bool = False
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """What the blocks of the decoder are; see `block_facts`."""
+    """What the blocks of the decoder are; see `block_facts`. `challenge`, `proof`: see `Security`."""
 
     facts: dict[str, str]
+    challenge: bytes = b""
+    proof: bytes = b""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     """The prefiller has blocks of the same kind."""
+
+    proof: bytes = b""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

@@ -115,12 +115,23 @@ async def test_fields_that_are_not_known_are_named(tmp_path: Path) -> None:
         assert answer.headers["x-quire-ignored-fields"] == "kv_transfer_params.remote_bootstrap_addr"
 
 
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
-async def test_other_apis_refuse_the_field(tmp_path: Path, path: str) -> None:
-    body: dict[str, Any] = {"max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
-    if path == "/v1/responses":
-        body = {"input": "x"}
+async def test_responses_refuse_the_field(tmp_path: Path) -> None:
     async with running_server(tmp_path, core()) as server:
-        answer = await server.post(path, {**body, "kv_transfer_params": HOLD})
+        answer = await server.post("/v1/responses", {"input": "x", "kv_transfer_params": HOLD})
         assert answer.status_code == 400
         assert "kv_transfer_params" in answer.text
+
+
+async def test_messages_have_the_field(tmp_path: Path) -> None:
+    body: dict[str, Any] = {"max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
+    fake = core()
+    async with running_server(tmp_path, fake) as server:
+        for params in (HOLD, READ):
+            answer = await server.post("/v1/messages", {**body, "kv_transfer_params": params})
+            assert answer.status_code == 200, answer.text
+        refused = await server.post("/v1/messages", {**body, "max_tokens": 2, "kv_transfer_params": HOLD})
+        assert refused.status_code == 400
+    held, read = (message for message in fake.received if isinstance(message, AddRequest))
+    assert held.is_held
+    assert read.remote is not None
+    assert read.remote.host == "10.0.0.5"

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from quire.engine.client.protocol import LoadSource
 from quire.engine.kv_events.messages import AllBlocksCleared, BatchEncoder, EventBatch, external_hash
 from quire.engine.kv_events.recorder import LARGEST_BATCH, EventRecorder
 from quire.engine.scheduling.block_observer import StoredBlock
@@ -132,12 +133,14 @@ def test_a_step_without_events_sends_nothing() -> None:
     assert recorded.batches == []
 
 
-@pytest.mark.parametrize("encoding", ["map", "array"])
-def test_blocks_of_the_second_tier_have_its_medium_and_no_tokens(encoding: str) -> None:
+@pytest.mark.parametrize(
+    ("encoding", "source", "medium"), [("map", "disk", "STORAGE"), ("array", "disk", "STORAGE"), ("map", "host", "CPU")]
+)
+def test_blocks_of_another_tier_have_its_medium_and_no_tokens(encoding: str, source: LoadSource, medium: str) -> None:
     recorded = Recorded()
-    recorded.recorder.tier_changed([KEYS[0], KEYS[1], KEYS[0] + b"\1"], [])
-    recorded.recorder.tier_changed([], [KEYS[1], KEYS[0] + b"\1"])
-    recorded.recorder.tier_changed([], [])
+    recorded.recorder.tier_changed(source, [KEYS[0], KEYS[1], KEYS[0] + b"\1"], [])
+    recorded.recorder.tier_changed(source, [], [KEYS[1], KEYS[0] + b"\1"])
+    recorded.recorder.tier_changed(source, [], [])
     stored, removed = (
         decode_batch(BatchEncoder(encoding).encode(batch))[1]  # type: ignore[arg-type]
         for batch in recorded.batches
@@ -149,6 +152,6 @@ def test_blocks_of_the_second_tier_have_its_medium_and_no_tokens(encoding: str) 
         ("BlockRemoved", [second], 0),
         ("BlockRemoved", [first], 1),
     ]
-    assert {event["medium"] for event in [*stored, *removed]} == {"STORAGE"}
+    assert {event["medium"] for event in [*stored, *removed]} == {medium}
     assert [(event["token_ids"], event["block_size"]) for event in stored] == [([], 0)] * 2
     assert [event["kv_cache_spec_kind"] for event in stored] == ["full_attention", "sliding_window"]

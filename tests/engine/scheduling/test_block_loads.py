@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
+from quire.engine.client.protocol import LoadSource
 from quire.engine.scheduling.block_loads import BlockLoads
 from quire.engine.scheduling.block_tables import BlockGroups
 from quire.engine.scheduling.plan import NOT_FINITE, StepResult
@@ -22,12 +23,16 @@ class FakeTier:
 
     def __init__(self) -> None:
         self.keys: set[BlockHash] = set()
+        self.place: LoadSource = "disk"
         self.loads: dict[int, Sequence[BlockHash]] = {}
         self.cancelled: list[int] = []
         self.touched: list[BlockHash] = []
 
     def has(self, key: BlockHash) -> bool:
         return key in self.keys
+
+    def slowest(self, keys: Sequence[BlockHash]) -> LoadSource:
+        return self.place
 
     def load(self, serial: int, keys: Sequence[BlockHash]) -> None:
         assert all(map(self.has, keys))
@@ -233,3 +238,19 @@ def test_what_is_found_in_memory_is_kept_longer(setting: Setting) -> None:
         setting.runner.run()
     assert len(setting.tier.touched) == 10  # once a minute
     assert setting.tier.touched[-1] == setting.tier.loads[serial][0]
+
+
+def test_host_memory_and_disk_have_speeds_of_their_own() -> None:
+    """A disk that is slower than computing does not keep blocks from coming back from memory."""
+    clock = Clock()
+    rule = LoadRule(1, clock)
+    rule.computed(1000, 1.0)
+    rule.loaded(10, 1.0, "disk")
+    assert not rule.loads(10, 100, "disk")
+    assert rule.loads(10, 100, "host")
+    rule.loaded(1000, 1.0, "host")
+    assert rule.loads(10, 100, "host")
+    rule.given_up(1, 1.0, "host")
+    assert not rule.loads(10, 100, "host")
+    clock.now = 61.0
+    assert rule.loads(10, 100, "disk")

@@ -8,32 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typing_extensions import override
 
 from quire.config.options import ModelOptions
 from quire.engine.scheduling.scheduler import Scheduler
-from quire.engine.scheduling.tier_blocks import LoadRule
 from tests.support.engine import Engine, greedy, random_prompt
+from tests.support.host_tier import AlwaysLoads
 from tests.support.invariance import alone, together, workload
 from tests.support.models import make_model, save_model
-from tests.support.patience import PATIENCE
 from tests.support.variants import covering, slow_but
 
 # One of each kind of cache: plain, windows in some layers, latent, keys that change when a sequence has become long.
 CASES = ("llama", "gemma2", "deepseek_v3", "phi3-longrope")
 VARIANTS: list[dict[str, Any]] = [{}, {"in_flight": 2, "max_num_batched_tokens": 7, "max_num_seqs": 4}]
-
-
-class AlwaysLoads(LoadRule):
-    """Load however fast the machine is at this moment."""
-
-    @override
-    def loads(self, blocks: int, tokens: int) -> bool:
-        return True
-
-    @override
-    def patience(self, tokens: int) -> float:
-        return PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +30,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @contextmanager
 def engine_of(folder: Path, tier: Path, **options: Any) -> Iterator[Engine]:
     options = {"block_size": 4, **options}
-    engine = Engine(folder, kv_offloading_size=1, kv_offloading_path=tier, **options)
+    engine = Engine(folder, kv_offloading_disk_size=1, kv_offloading_path=tier, **options)
     scheduler = engine.core.scheduler
     assert isinstance(scheduler, Scheduler)
     assert scheduler.loads is not None

@@ -83,8 +83,8 @@ def key(number: int) -> bytes:
 
 
 @contextmanager
-def running(tier: Tier) -> Iterator[TierWorker]:
-    worker = TierWorker(tier, BLOCK, 16 * BLOCK)
+def running(tier: Tier, *, tracks_changes: bool = False) -> Iterator[TierWorker]:
+    worker = TierWorker(tier, BLOCK, 16 * BLOCK, tracks_changes=tracks_changes)
     try:
         yield worker
     finally:
@@ -156,11 +156,14 @@ def test_what_waits_for_a_disk_that_does_not_answer_is_bounded(monkeypatch: pyte
 def test_a_thread_that_fails_leaves_nothing_that_is_waited_for() -> None:
     tier = SlowTier()
     tier.blocks[key(1)] = bytes(BLOCK)
-    with running(tier) as worker:
+    with running(tier, tracks_changes=True) as worker:
+        worker.in_memory(key(1))
+        assert worker.take_changes().stored == [key(1)]
         with waiting(tier, worker):
             for number in range(2, 10):
                 worker.put(key(number), bytes(BLOCK))
             tier.fails = True
         eventually(lambda: not worker.unwritten)
         assert not worker.has(key(1))
+        assert worker.take_changes().removed == [key(1)]  # those who follow the cache do not look for it here
         assert not worker.put(key(1), bytes(BLOCK))

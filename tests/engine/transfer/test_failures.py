@@ -97,6 +97,7 @@ def test_a_request_that_is_aborted_twice_while_its_blocks_come(pair: Pair) -> No
         pair.decoder.abort("a")
         assert pair.decoder.blocks_used == 0
     assert not pair.decoder.busy
+    pair.wait_until_released()
 
 
 def test_a_request_that_is_aborted_before_its_blocks_are_asked_for(pair: Pair) -> None:

@@ -115,6 +115,24 @@ def assert_serves(opened: Ends) -> None:
     eventually(is_released)
 
 
+def test_a_load_that_is_cancelled_before_it_has_a_connection_is_released() -> None:
+    """The prefiller would keep its blocks until they expire."""
+    with ends() as opened:
+        opened.reader._thread.call(opened.reader._has_facts.clear)  # for which connections wait
+        for serial in range(3):
+            opened.reader.load(serial, opened.remote(), [b"1"])
+            opened.reader.cancel(serial)
+        opened.reader.set_facts(FACTS)
+
+        def are_released() -> bool:
+            opened.serve()
+            return opened.released == ["r"] * 3
+
+        eventually(are_released)
+        assert opened.reader.take() is None
+        assert_serves(opened)
+
+
 def test_blocks_come_in_the_order_in_which_they_were_asked_for() -> None:
     with ends() as opened:
         assert_serves(opened)

@@ -32,6 +32,7 @@ class Device(LoadTarget, Protocol):
         attention_backends: values of ``--attention-backend``.
         cache_alignment: keys and values are padded to a multiple of this many elements in pages.
         row_alignment: see `CacheShape`.
+        has_memory: it has memory of its own, beside that of the host.
         compiles_kernels: its kernels are compiled when they are first called, see `warm_up`.
     """
 
@@ -41,6 +42,7 @@ class Device(LoadTarget, Protocol):
     cache_alignment: int
     row_alignment: int
     compiles_kernels: bool
+    has_memory: bool
 
     def activate(self) -> AbstractContextManager[None]:
         """Select the device and its kernels for the calling thread; around loading and every step."""

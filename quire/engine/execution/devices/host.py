@@ -34,6 +34,7 @@ class HostDevice(Device):
     computes_float16 = False
     row_alignment = 1
     compiles_kernels = False
+    has_memory = False
     attention_backends = ("auto",)
 
     @override

@@ -56,6 +56,7 @@ class TritonDevice(Device):
     cache_alignment = 1
     row_alignment = 16  # bytes that a thread loads at a time
     compiles_kernels = True
+    has_memory = True
 
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
@@ -137,7 +138,7 @@ class TritonDevice(Device):
 
     @override
     def executor(self, runner: BackgroundRunner, cache: KVCache, max_steps_in_flight: int) -> Executor:
-        return BackgroundExecutor(self.activate, runner, max_steps_in_flight)
+        return BackgroundExecutor(self.activate, runner, max_steps_in_flight, cache)
 
     @override
     def encoder_executor(self, runner: Runner) -> ParallelExecutor:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -358,6 +360,34 @@ async def test_a_replica_that_enters_while_an_operator_changes_the_others_is_cha
             await operation
             await entering
             assert commands(again)[-1] == done
+            assert replica.is_ready
+
+
+async def test_an_operation_that_begins_while_a_replica_catches_up_is_done_there_too() -> None:
+    stays, dies = FakeCore(), FakeCore()
+    async with running_set(stays, dies) as replicas:
+        operator, sleeping = replicas.set.commands, replicas.set.sleeping
+        await operator.update_weights(Path("/new"), "abort")
+        begins: list[tuple[Coroutine[Any, Any, object], Callable[[FakeCore], bool]]] = [
+            (operator.update_weights(Path("/newer"), "abort"), lambda core: UpdateWeights("/newer") in commands(core)),
+            (operator.pause("keep"), lambda core: Pause() in commands(core)),
+            (operator.resume(), lambda core: commands(core)[-1] == Resume()),
+            (sleeping.sleep(1), lambda core: Sleep(1) in core.received),
+        ]
+        for begin, is_done in begins:
+            replica = replicas.set.replicas[1]
+            replica.client.fail("it was killed")
+            info = await replicas.restart(replica, again := FakeCore())
+            again.deaf.set()
+            entering = asyncio.create_task(replicas.set.enter(replica, info))
+            await asyncio.sleep(0)  # it has been told of the weights, and does not answer
+            operation: asyncio.Task[object] = asyncio.create_task(begin)
+            await asyncio.sleep(0)
+            again.deaf.clear()
+            await operation
+            await entering
+            assert commands(again)[0] in (UpdateWeights("/new"), UpdateWeights("/newer"))
+            assert is_done(again)
             assert replica.is_ready
 
 
