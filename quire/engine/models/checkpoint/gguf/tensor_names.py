@@ -10,8 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quire.engine.models.checkpoint.gguf.architectures import LABELS, is_roberta, roberta_offset
 from quire.engine.models.checkpoint.gguf.decoder_config import num_layers
+from quire.engine.models.checkpoint.gguf.encoders import LABELS, is_roberta, roberta_offset
 from quire.engine.models.checkpoint.gguf.facts import GgufFacts
 from quire.engine.models.checkpoint.gguf.hybrid_names import hybrid_rules
 from quire.engine.models.checkpoint.gguf.rope import ROPE_TENSORS

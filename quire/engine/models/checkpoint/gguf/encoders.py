@@ -1,0 +1,123 @@
+"""Configs of encoders, and of heads for labels, from the metadata of GGUF files.
+
+As in `architectures`, what llama.cpp has in code is said here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quire.engine.models.checkpoint.gguf.decoder_config import EMBEDDING, Config, num_layers, special_tokens
+from quire.engine.models.checkpoint.gguf.facts import GgufFacts
+from quire.engine.models.checkpoint.gguf.rope import rope_of
+from quire.engine.models.errors import BrokenFolder, UnsupportedModel
+
+DENSE, LABELS = "cls.weight", "cls.output.weight"  # of heads for labels
+
+
+def head_for_labels(facts: GgufFacts) -> Config:
+    """What the configs of rerankers and classifiers have besides.
+
+    Raises:
+        UnsupportedModel: the head is not supported.
+    """
+    labels = list(facts.texts(".classifier.output_labels"))
+    if facts.architecture == "qwen3":
+        if labels not in ([], ["yes", "no"]) or facts.shape(LABELS)[0] != 2:
+            raise UnsupportedModel(
+                f"{facts.file} is a GGUF file of a Qwen 3 with the labels {', '.join(labels)}, which is not supported; "
+                'supported are those of rerankers, "yes" and "no"'
+            )
+        return {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    if facts.architecture != "bert":
+        raise UnsupportedModel(
+            f"{facts.file} is a GGUF file of a reranker or classifier of the architecture {facts.architecture!r}, "
+            "which is not supported; supported are bert and qwen3"
+        )
+    if missing := [name for name in (DENSE, LABELS) if name not in facts.shapes]:
+        raise UnsupportedModel(
+            f"{facts.file} is a GGUF file of a reranker or classifier without {missing[0]}, a part of its head; its "
+            "scores would not be those of the model"
+        )
+    count = facts.shape(LABELS)[0]
+    if labels and len(labels) != count:
+        raise BrokenFolder(f"{facts.file}: bert.classifier.output_labels has {len(labels)} labels for {count} outputs")
+    named = labels or [f"LABEL_{index}" for index in range(count)]
+    return {
+        "architectures": [f"{'XLMRoberta' if is_roberta(facts) else 'Bert'}ForSequenceClassification"],
+        "id2label": {str(index): label for index, label in enumerate(named)},
+    }
+
+
+def _bert(facts: GgufFacts) -> Config:
+    """BERT, and RoBERTa and its relatives, whose rows of positions before the first token are not in files."""
+    positions = facts.shape("position_embd.weight")[0]
+    pad = facts.optional_integer("tokenizer.ggml.padding_token_id")
+    head = "XLMRoberta" if is_roberta(facts) else "Bert"
+    return {
+        **_encoder(facts, "xlm-roberta" if is_roberta(facts) else "bert", head),
+        "max_position_embeddings": positions + roberta_offset(facts),
+        "hidden_act": "gelu",
+        "pad_token_id": (1 if is_roberta(facts) else 0) if pad is None else pad,
+    }
+
+
+def is_roberta(facts: GgufFacts) -> bool:
+    """Whether a file of the architecture `bert` has RoBERTa or one of its relatives."""
+    return facts.optional_text("tokenizer.ggml.model") != "bert"
+
+
+def roberta_offset(facts: GgufFacts) -> int:
+    """How many rows of positions a file lacks, those up to the padding token's."""
+    if facts.architecture != "bert" or not is_roberta(facts):
+        return 0
+    pad = facts.optional_integer("tokenizer.ggml.padding_token_id")
+    return (1 if pad is None else pad) + 1
+
+
+def _jina_bert(facts: GgufFacts) -> Config:
+    """Jina's embedders v2. One variant normalizes queries and keys, which configs say by the repository of its code."""
+    variant = "qk-post-norm" if "blk.0.attn_q_norm.weight" in facts.shapes else "implementation"
+    prefix = "jinaai/jina-bert-v2-" if variant == "qk-post-norm" else "jinaai/jina-bert-"
+    return {
+        **_encoder(facts, "bert", "Bert"),
+        "max_position_embeddings": facts.integer(".context_length"),
+        "hidden_act": "gelu",
+        "pad_token_id": facts.optional_integer("tokenizer.ggml.padding_token_id") or 0,
+        "position_embedding_type": "alibi",
+        "feed_forward_type": "geglu",
+        "auto_map": {"AutoConfig": f"{prefix}{variant}--configuration_bert.JinaBertConfig"},
+    }
+
+
+def _nomic_bert(facts: GgufFacts) -> Config:
+    return {
+        **_encoder(facts, "nomic_bert", "NomicBert"),
+        "max_position_embeddings": facts.integer(".context_length"),
+        "hidden_act": "silu",
+        "pad_token_id": facts.optional_integer("tokenizer.ggml.padding_token_id") or 0,
+        "rope_parameters": rope_of(facts),
+    }
+
+
+def _encoder(facts: GgufFacts, model_type: str, head: str) -> Config:
+    types = facts.shapes.get("token_types.weight", (0,))[0]
+    return {
+        "architectures": [f"{head}Model"],
+        "model_type": model_type,
+        "hidden_size": facts.integer(".embedding_length"),
+        "intermediate_size": facts.integer(".feed_forward_length"),
+        "num_hidden_layers": num_layers(facts),
+        "num_attention_heads": facts.integer(".attention.head_count"),
+        "layer_norm_eps": facts.number(".attention.layer_norm_epsilon"),
+        "vocab_size": facts.shape(EMBEDDING)[0],
+        "type_vocab_size": types,
+        **special_tokens(facts),
+    }
+
+
+ENCODERS: dict[str, Callable[[GgufFacts], Config]] = {
+    "bert": _bert,
+    "jina-bert-v2": _jina_bert,
+    "nomic-bert": _nomic_bert,
+}
