@@ -470,7 +470,7 @@ def test_fp8_scales_as_exponents() -> None:
 
 def test_scales_of_weights_that_are_not_fp8_are_weights() -> None:
     """As the gains of a norm or of a router, which some models call `scale`."""
-    (fp8_format,) = formats_of({"quant_method": "fp8"})
+    fp8_format, *_ = formats_of({"quant_method": "fp8"})
     codes = torch.zeros(4, 4, dtype=torch.float8_e4m3fn)
     stored = {
         "router.scale": torch.ones(4),
