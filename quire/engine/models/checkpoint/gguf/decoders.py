@@ -6,11 +6,14 @@ As in `architectures`, what llama.cpp has in code is said here.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from quire.engine.models.checkpoint.gguf.decoder_config import (
+    EMBEDDING,
     EXPERTS,
     FULL,
+    HEAD,
     SHARED,
     SLIDING,
     Config,
@@ -20,14 +23,16 @@ from quire.engine.models.checkpoint.gguf.decoder_config import (
     layer_types,
     num_layers,
     rms_decoder,
+    special_tokens,
 )
 from quire.engine.models.checkpoint.gguf.facts import GgufFacts
 from quire.engine.models.checkpoint.gguf.rope import check_whole_heads, partial_rope, rope_of
-from quire.engine.models.errors import UnsupportedModel
+from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 
 _SOFTMAX, _SIGMOID = 1, 2  # values of expert_gating_func
 # Groups of experts, and those that a token selects, by the number of experts: of files that are older than their keys.
 _DEEPSEEK_V2_GROUPS, _DEEPSEEK_V3_GROUPS = {160: (8, 3)}, {256: (8, 4)}
+_GLM_5_2_CONTEXT = 1 << 20  # models with it have layers without indexers
 _STARCODER2_WINDOW = 4096  # of all models that were published; files do not have it
 
 
@@ -161,15 +166,23 @@ def _granite(facts: GgufFacts) -> Config:
 
 
 def _granitemoe(facts: GgufFacts) -> Config:
-    if facts.optional_integer(".expert_shared_feed_forward_length"):
-        raise UnsupportedModel(f"{facts.file} is a Granite model with shared experts, which is not supported")
+    """Granite with experts. Those with a shared one are Granite 4 without state spaces."""
+    fields = {
+        "num_local_experts": facts.integer(".expert_count"),
+        "num_experts_per_tok": facts.integer(".expert_used_count"),
+        "attention_bias": biases(facts)["attention_bias"],
+    }
+    shared = facts.optional_integer(".expert_shared_feed_forward_length")
+    if not shared:
+        return granite_decoder(facts, "granitemoe", "GraniteMoe", **fields)
     return granite_decoder(
         facts,
-        "granitemoe",
-        "GraniteMoe",
-        num_local_experts=facts.integer(".expert_count"),
-        num_experts_per_tok=facts.integer(".expert_used_count"),
-        attention_bias=biases(facts)["attention_bias"],
+        "granitemoehybrid",
+        "GraniteMoeHybrid",
+        **fields,
+        shared_intermediate_size=shared,
+        layer_types=[FULL] * num_layers(facts),
+        position_embedding_type="rope",
     )
 
 
@@ -277,7 +290,7 @@ def _deepseek2(facts: GgufFacts) -> Config:
     function, is_normed = facts.optional_integer(".expert_gating_func"), bool(facts.flag(".expert_weights_norm"))
     if function not in (None, _SOFTMAX, _SIGMOID):
         raise UnsupportedModel(
-            f"{facts.file}: deepseek2.expert_gating_func is {function}, which is not supported; supported are "
+            f"{facts.file}: {facts.architecture}.expert_gating_func is {function}, which is not supported; supported are "
             f"{_SOFTMAX} (softmax) and {_SIGMOID} (sigmoid)"
         )
     is_v2 = function != _SIGMOID  # older files do not say it
@@ -325,6 +338,95 @@ def _deepseek2(facts: GgufFacts) -> Config:
     )
 
 
+def _deepseek32(facts: GgufFacts) -> Config:
+    """DeepSeek V3.2: V3 whose layers attend to selected tokens."""
+    return {**_indexed(facts), "architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32"}
+
+
+def _glm_dsa(facts: GgufFacts) -> Config:
+    """GLM-5, of which some layers share the selection of an earlier one."""
+    layers = num_layers(facts)
+    flags = facts.sequence(".attention.indexer.types")[:layers]
+    if not flags and facts.integer(".context_length") >= _GLM_5_2_CONTEXT:
+        raise UnsupportedModel(
+            f"{facts.file} does not say which of its layers have indexers (glm-dsa.attention.indexer.types)"
+        )
+    if flags and len(flags) < layers:
+        raise BrokenFolder(f"{facts.file}: glm-dsa.attention.indexer.types has {len(flags)} values for {layers} layers")
+    return {
+        **_indexed(facts),
+        "architectures": ["GlmMoeDsaForCausalLM"],
+        "model_type": "glm_moe_dsa",
+        "indexer_types": ["full" if flag else "shared" for flag in flags or [True] * layers],
+    }
+
+
+def _indexed(facts: GgufFacts) -> Config:
+    """What the configs of models have whose layers attend to selected tokens."""
+    function = f"{facts.architecture}.expert_gating_func"
+    config = _deepseek2(replace(facts, metadata={function: _SIGMOID, **facts.metadata}))
+    if config["model_type"] != "deepseek_v3":
+        raise UnsupportedModel(
+            f"{facts.file}: {function} is {_SOFTMAX}, which is not supported; supported is {_SIGMOID} (sigmoid)"
+        )
+    layers, dense = num_layers(facts), config.pop("first_k_dense_replace")
+    return {
+        **config,
+        "mlp_layer_types": ["dense" if index < dense else "sparse" for index in range(layers)],
+        "layer_types": ["indexed_attention"] * layers,
+        "index_n_heads": facts.integer(".attention.indexer.head_count"),
+        "index_head_dim": facts.integer(".attention.indexer.key_length"),
+        "index_topk": facts.integer(".attention.indexer.top_k"),
+    }
+
+
+def _gpt2(facts: GgufFacts) -> Config:
+    positions = facts.shape("position_embd.weight")[0]
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "n_embd": facts.integer(".embedding_length"),
+        "n_layer": num_layers(facts),
+        "n_head": facts.integer(".attention.head_count"),
+        "n_inner": facts.optional_integer(".feed_forward_length"),
+        "n_positions": positions,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": facts.number(".attention.layer_norm_epsilon"),
+        "vocab_size": facts.shape(EMBEDDING)[0],
+        "tie_word_embeddings": HEAD not in facts.shapes,
+        **special_tokens(facts),
+    }
+
+
+def _gpt_neox(facts: GgufFacts) -> Config:
+    parallel = facts.flag(".use_parallel_residual")
+    return decoder(
+        facts,
+        "gpt_neox",
+        "GPTNeoX",
+        layer_norm_eps=facts.number(".attention.layer_norm_epsilon"),
+        hidden_act="gelu",
+        attention_bias="blk.0.attn_qkv.bias" in facts.shapes,
+        use_parallel_residual=True if parallel is None else parallel,
+        rope_parameters=partial_rope(facts, rope_of(facts)),
+    )
+
+
+def _bloom(facts: GgufFacts) -> Config:
+    return {
+        "architectures": ["BloomForCausalLM"],
+        "model_type": "bloom",
+        "hidden_size": facts.integer(".embedding_length"),
+        "n_layer": num_layers(facts),
+        "n_head": facts.integer(".attention.head_count"),
+        "seq_length": facts.integer(".context_length"),
+        "layer_norm_epsilon": facts.number(".attention.layer_norm_epsilon"),
+        "vocab_size": facts.shape(EMBEDDING)[0],
+        "tie_word_embeddings": HEAD not in facts.shapes,
+        **special_tokens(facts),
+    }
+
+
 def _gpt_oss(facts: GgufFacts) -> Config:
     rope = rope_of(facts)
     if rope["rope_type"] == "yarn":
@@ -345,12 +447,17 @@ def _gpt_oss(facts: GgufFacts) -> Config:
 
 
 DECODERS: dict[str, Callable[[GgufFacts], Config]] = {
+    "bloom": _bloom,
     "cohere2": _cohere2,
     "command-r": _command_r,
     "deepseek2": _deepseek2,
+    "deepseek32": _deepseek32,
     "exaone4": _exaone4,
     "falcon": _falcon,
+    "glm-dsa": _glm_dsa,
     "gpt-oss": _gpt_oss,
+    "gpt2": _gpt2,
+    "gptneox": _gpt_neox,
     "granite": _granite,
     "granitemoe": _granitemoe,
     "llama": _llama,

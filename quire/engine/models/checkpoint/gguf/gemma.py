@@ -61,6 +61,11 @@ def _gemma3(facts: GgufFacts) -> Config:
     )
 
 
+def _gemma_embedding(facts: GgufFacts) -> Config:
+    """EmbeddingGemma, whose tokens attend in both directions. transformers halves the window of its config."""
+    return {**_gemma3(facts), "architectures": ["Gemma3TextModel"], "use_bidirectional_attention": True}
+
+
 def _gemma3n(facts: GgufFacts) -> Config:
     scales = facts.sequence(".activation_sparsity_scale")
     if not all(isinstance(scale, float) for scale in scales):
@@ -150,6 +155,7 @@ def _gemma_scalar(facts: GgufFacts) -> int:
 
 GEMMAS: dict[str, Callable[[GgufFacts], Config]] = {
     "gemma": _gemma,
+    "gemma-embedding": _gemma_embedding,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "gemma3n": _gemma3n,

@@ -27,8 +27,6 @@ TEXT_ONLY = ("qwen35", "qwen35moe")  # what lies beside them for pictures is not
 _LINEAR, _FULL = "linear_attention", "full_attention"
 _KV_HEADS, _FEED_FORWARD = ".attention.head_count_kv", ".feed_forward_length"
 _SIGMOID = 2  # value of expert_gating_func
-_ANY_LENGTH = 1 << 20  # context that llama.cpp's converter writes for models whose configs name none
-_GRANITE_CONTEXT = 131072  # of the hybrids that were published; files have the number above
 
 
 def layers_of(facts: GgufFacts) -> int:
@@ -160,17 +158,14 @@ def _mamba2_sizes(facts: GgufFacts) -> Config:
 
 
 def _granite_hybrid(facts: GgufFacts) -> Config:
-    """Granite 4, whose attention has no positions."""
+    """Granite 4, whose attention has no positions, and Bamba, whose attention has them."""
     hidden = facts.integer(".embedding_length")
     sizes = {**_mamba2_sizes(facts), "mamba_expand": _share(facts, ".ssm.inner_size", hidden)}
+    if is_bamba(facts):
+        return _bamba(facts, sizes)
     experts = facts.optional_integer(".expert_count") or 0
-    if facts.flag(".rope.scaling.finetuned") is not False:
-        raise UnsupportedModel(
-            f"{facts.file} is a granitehybrid model whose attention has positions (Bamba), which is not supported; "
-            "supported are those of Granite 4, with granitehybrid.rope.scaling.finetuned = false"
-        )
     shared = facts.rows("blk.0.ffn_up_shexp.weight" if experts else "blk.0.ffn_up.weight")
-    config = granite_decoder(
+    return granite_decoder(
         _uniform(facts),
         "granitemoehybrid",
         "GraniteMoeHybrid",
@@ -182,9 +177,66 @@ def _granite_hybrid(facts: GgufFacts) -> Config:
         num_local_experts=experts,
         num_experts_per_tok=facts.integer(".expert_used_count") if experts else 0,
     )
-    if config["max_position_embeddings"] == _ANY_LENGTH:
-        config["max_position_embeddings"] = _GRANITE_CONTEXT
-    return config
+
+
+def is_bamba(facts: GgufFacts) -> bool:
+    """Whether a file of the architecture `granitehybrid` has Bamba."""
+    return facts.architecture == "granitehybrid" and facts.flag(".rope.scaling.finetuned") is not False
+
+
+def _bamba(facts: GgufFacts, sizes: Config) -> Config:
+    """Bamba. `sizes`: of its state space.
+
+    Raises:
+        UnsupportedModel: it has experts.
+    """
+    if facts.optional_integer(".expert_count"):
+        raise UnsupportedModel(f"{facts.file} is a Bamba model with experts, which is not supported")
+    return rms_decoder(
+        _uniform(facts),
+        "bamba",
+        "Bamba",
+        **sizes,
+        attn_layer_indices=[index for index, kind in enumerate(_types(facts)) if kind == _FULL],
+        attention_bias=_has(facts, "attn_q.bias"),
+        mlp_bias=_has(facts, "ffn_gate.bias"),
+        rope_parameters=partial_rope(facts, rope_of(facts)),
+    )
+
+
+def _kimi_linear(facts: GgufFacts) -> Config:
+    """Kimi Linear, whose attention is latent and has no positions."""
+    layers = layers_of(facts)
+    _check_sigmoid(facts)
+    keys, heads = facts.integer(".attention.key_length_mla"), facts.integer(".attention.head_count")
+    shared = facts.integer(".rope.dimension_count")
+    groups, top_groups = _expert_groups(facts)
+    dense = facts.optional_integer(".leading_dense_block_count") or 0
+    return rms_decoder(
+        _uniform(facts),
+        "kimi_linear",
+        "KimiLinear",
+        num_key_value_heads=heads,
+        layer_types=_types(facts),
+        linear_num_heads=heads,
+        linear_head_dim=facts.integer(".kda.head_dim"),
+        linear_conv_kernel_dim=facts.integer(".ssm.conv_kernel"),
+        q_lora_rank=facts.optional_integer(".attention.q_lora_rank"),
+        kv_lora_rank=facts.integer(".attention.kv_lora_rank"),
+        qk_rope_head_dim=shared,
+        qk_nope_head_dim=keys - shared,
+        v_head_dim=facts.integer(".attention.value_length_mla"),
+        mlp_layer_types=["dense" if index < dense else "sparse" for index in range(layers)],
+        num_local_experts=facts.integer(".expert_count"),
+        num_experts_per_tok=facts.integer(".expert_used_count"),
+        n_shared_experts=facts.integer(".expert_shared_count"),
+        moe_intermediate_size=facts.integer(".expert_feed_forward_length"),
+        routed_scaling_factor=facts.optional_number(".expert_weights_scale") or 1.0,
+        norm_topk_prob=True,
+        n_group=groups,
+        topk_group=top_groups,
+        attention_bias=False,
+    )
 
 
 def _falcon_h1(facts: GgufFacts) -> Config:
@@ -402,6 +454,7 @@ HYBRIDS: dict[str, Callable[[GgufFacts], Config]] = {
     "falcon-h1": _falcon_h1,
     "granitehybrid": _granite_hybrid,
     "jamba": _jamba,
+    "kimi-linear": _kimi_linear,
     "lfm2": _lfm2,
     "lfm2moe": _lfm2moe,
     "mamba": _mamba,
