@@ -37,6 +37,9 @@ ARCHITECTURES = {
     "deepseek_v32": "deepseek32",
     "dots1": "dots1",
     "ernie4_5": "ernie4_5",
+    "eurobert": "eurobert",
+    "jina_embeddings_v3": "jina-bert-v3",
+    "modernbert": "modern-bert",
     "ernie4_5_moe": "ernie4_5-moe",
     "exaone4": "exaone4",
     "exaone_moe": "exaone-moe",
@@ -115,6 +118,7 @@ _NEVER_QUANTIZED = (
     "altup",
     "kv_b_proj",
     "classifier",
+    "head.dense",
     "pooler",
     "conv1d",
     "A_log",
@@ -223,7 +227,7 @@ def _names(architecture: str, config: dict[str, Any]) -> Callable[[str], str]:
             return f"blk.{name.split('.layers.')[1].partition('.')[0]}.{learned}"
         if name.startswith("blk."):
             return name
-        name = name.removeprefix("transformer.") if architecture == "bloom" else name
+        name = name.removeprefix({"bloom": "transformer.", "modern-bert": "model."}.get(architecture, ""))
         found = mapped.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
         return found if found.endswith((".weight", ".bias", "ssm_a", "ssm_d")) else f"{found}.weight"
@@ -239,7 +243,13 @@ def _converted(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str
     stacks: dict[str, dict[int, Array]] = {}
     arrays: dict[str, Array] = {}
     for name, weight in weights.items():
-        if "rotary_emb" in name or "pooler" in name or "classifier" in name or "position_ids" in name:
+        if (
+            "rotary_emb" in name
+            or "pooler" in name
+            or "classifier" in name
+            or "position_ids" in name
+            or name.startswith("head.")
+        ):
             continue
         if (match := _EXPERT.fullmatch(name)) is not None:
             stacks.setdefault(f"{match['before']}.{match['after']}", {})[int(match["index"])] = weight
@@ -373,7 +383,7 @@ def _metadata(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str,
     ropes = get("rope_parameters") or {}
     rope = ropes.get("full_attention", ropes)
     layer_norm = next(
-        (get(name) for name in ("layer_norm_eps", "norm_epsilon", "layer_norm_epsilon") if get(name)), None
+        (get(name) for name in ("layer_norm_eps", "norm_epsilon", "layer_norm_epsilon", "norm_eps") if get(name)), None
     )
     kv_heads = (get("num_kv_heads") if get("new_decoder_architecture") else 1) if kind == "falcon" else None
     values = {
@@ -387,7 +397,7 @@ def _metadata(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str,
         ".attention.key_length": get("head_dim"),
         ".attention.layer_norm_rms_epsilon": get("rms_norm_eps"),
         ".attention.layer_norm_epsilon": layer_norm,
-        ".attention.sliding_window": get("sliding_window") if kind in _WINDOWED else None,
+        ".attention.sliding_window": get("sliding_window") if kind in _WINDOWED else get("local_attention"),
         ".rope.freq_base": rope.get("rope_theta"),
         ".rope.dimension_count": int(dim * rope.get("partial_rotary_factor", 1.0)),
         ".attn_logit_softcapping": get("attn_logit_softcapping"),
@@ -405,6 +415,7 @@ def _metadata(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str,
         **_scaling(rope, config),
         **(_deepseek(config, rope) if "kv_lora_rank" in config else {}),
         **(_relative(config) if kind in LLAMA_RELATIVES else {}),
+        **(_modern_bert(config) if kind == "modernbert" else {}),
         **(_xielu(config, weights) if kind == "apertus" else {}),
         **(_indexer(config) if "index_topk" in config else {}),
         **(_layer_inputs(config) if kind in ("gemma3n_text", "gemma4_text") else {}),
@@ -475,6 +486,14 @@ def _layer_inputs(config: dict[str, Any]) -> dict[str, Any]:
         ".attention.key_length": full["head_dim"],
         ".attention.key_length_swa": config["head_dim"],
         ".expert_used_count": config["top_k_experts"],
+    }
+
+
+def _modern_bert(config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        ".rope.freq_base_swa": config["rope_parameters"]["sliding_attention"]["rope_theta"],
+        ".attention.sliding_window_pattern": config["global_attn_every_n_layers"],
+        ".hidden_activation": config["hidden_activation"],
     }
 
 

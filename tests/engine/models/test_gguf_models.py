@@ -29,12 +29,13 @@ from quire.engine.models.layers.linear import Linear
 from quire.engine.models.model_config import read_model_config
 from quire.kernels.grouped import can_pack_groups
 from quire.kernels.grouped_weight import GroupedWeight
-from tests.support import models
+from tests.support import hf_encoders, models
 from tests.support.engine import Engine, greedy, load, random_prompt
 from tests.support.gguf_models import ARCHITECTURES, JINA, write_gguf
-from tests.support.hf_encoders import hidden_states, make_encoder, pool, random_text
+from tests.support.hf_encoders import assert_close, hidden_states, make_encoder, pool, random_text
 from tests.support.jina import JinaBert
 from tests.support.models import make_model, save_model
+from tests.support.nomic_moe import NomicMoe
 from tests.support.tokenizer import VOCAB_SIZE
 from tests.support.variants import slow_but
 
@@ -139,7 +140,17 @@ NOT_QUANTIZED = ("falcon_h1", "gpt2")  # factors are multiplied into weights; we
 MISTRAL3 = "mistral3"  # other names of Llama are tried as such
 ALIKE = {"nemotron_h"}  # is tried with feed-forwards instead of experts
 SEEING = {"qwen2vl", "qwen3vl", "qwen3vlmoe"}  # are tried with their towers, in `test_gguf_projectors`
-ENCODERS = {"bert": "bert", "xlm-roberta": "t5", "nomic_bert": "bert"}  # with the kind of their tokenizers
+# With the kind of their tokenizers.
+ENCODERS = {
+    "bert": "bert",
+    "xlm-roberta": "t5",
+    "nomic_bert": "bert",
+    "jina-v3": "t5",
+    "modernbert": "bert",
+    "modernbert-biased": "bert",
+    "eurobert": "bert",
+}
+DIRECTIONLESS = {"gemma-embedding", "llama-embed", "nomic-bert-moe"}  # are tried below
 
 
 def twins(tmp_path: Path, case: str, changes: dict[str, Any] | None = None, **options: Any) -> tuple[Path, Path]:
@@ -214,7 +225,9 @@ def test_columns_in_another_order(size: int) -> None:
 def test_all_architectures_are_tried() -> None:
     tables = (models.DECODERS, models.STATE_SPACES, models.DELTA_NETS, models.LLAMA_RELATIVES, models.LAYER_INPUTS)
     tried = [next(table[case][0] for table in tables if case in table) for case in DECODERS]
-    assert {ARCHITECTURES[kind] for kind in (*tried, *ENCODERS)} | {JINA, MISTRAL3, *SEEING, *ALIKE} == set(CONFIGS)
+    encoders = [hf_encoders.ENCODERS[case][0] for case in ENCODERS]
+    others = {JINA, MISTRAL3, *SEEING, *ALIKE, *DIRECTIONLESS}
+    assert {ARCHITECTURES[kind] for kind in (*tried, *encoders)} | others == set(CONFIGS)
 
 
 # The families that people have files of, by what these call their architecture.
@@ -297,6 +310,43 @@ def test_encoders(tmp_path: Path, case: str) -> None:
     states, expected = (hidden_states(Engine(each), prompts) for each in (folder, twin))
     for state, other in zip(states, expected, strict=True):
         np.testing.assert_array_equal(state, other)
+
+
+@pytest.mark.parametrize(("case", "architecture"), [("gemma3", "gemma-embedding"), ("llama", "llama-embed")])
+def test_decoders_that_attend_in_both_directions(tmp_path: Path, case: str, architecture: str) -> None:
+    changes = {**_GEMMA, "use_bidirectional_attention": True} if case == "gemma3" else {"is_causal": False}
+    folder, twin = twins(tmp_path, case, changes, architecture=architecture)
+    prompts = [random_text(seed, length) for seed, length in ((1, 5), (2, 60))]
+    states, expected = (hidden_states(Engine(each), prompts) for each in (folder, twin))
+    for state, other in zip(states, expected, strict=True):
+        np.testing.assert_array_equal(state, other)
+
+
+def test_layers_behind_the_pooling(tmp_path: Path) -> None:
+    """Embeddings are those of the pooled hidden states behind two matrices."""
+    generator = np.random.default_rng(0)
+    first, second = (generator.standard_normal(shape, np.float32) for shape in ((96, 64), (64, 96)))
+    changes = {**_GEMMA, "use_bidirectional_attention": True}
+    metadata = {".pooling_type": 1}
+    twin = save_model(make_model("gemma3", **changes), tmp_path / "twin")
+    options = {"architecture": "gemma-embedding", "metadata": metadata}
+    plain = model_folder(write_gguf(twin, tmp_path / "plain.gguf", **options))
+    tensors = {"dense_2.weight": first, "dense_3.weight": second}
+    folder = model_folder(write_gguf(twin, tmp_path / "dense.gguf", tensors=tensors, **options))
+    prompts = [random_text(seed, length) for seed, length in ((1, 5), (2, 40))]
+    params = PoolingParams(task="embed", use_activation=False)
+    for pooled, embedding in zip(
+        pool(Engine(plain), prompts, params), pool(Engine(folder), prompts, params), strict=True
+    ):
+        np.testing.assert_allclose(embedding, second @ (first @ pooled), rtol=1e-4, atol=1e-4)
+
+
+def test_an_encoder_with_experts(tmp_path: Path) -> None:
+    model = NomicMoe()
+    engine = Engine(model_folder(model.write(tmp_path / "m.gguf")))
+    prompts = [random_text(seed, length) for seed, length in ((1, 5), (2, 40))]
+    for state, prompt in zip(hidden_states(engine, prompts), prompts, strict=True):
+        assert_close(state, model.hidden_states(prompt))
 
 
 @pytest.mark.parametrize("qk_norm", [False, True], ids=["plain", "qk_norm"])
@@ -458,18 +508,25 @@ def scores(folder: Path) -> list[Any]:
     return [score.tolist() for score in pool(Engine(folder), prompts, PoolingParams(task="score"))]
 
 
-@pytest.mark.parametrize("case", slow_but(["bert", "xlm-roberta"], "xlm-roberta"))
+HEADS = {
+    "bert": {"pooler.dense": "cls", "classifier": "cls.output"},
+    "xlm-roberta": {"classifier.dense": "cls", "classifier.out_proj": "cls.output"},
+    "modernbert": {"head.dense": "cls", "head.norm": "cls.norm", "classifier": "cls.output"},
+}
+
+
+@pytest.mark.parametrize("case", slow_but(HEADS, "xlm-roberta"))
 def test_rerankers_that_are_encoders(tmp_path: Path, case: str) -> None:
     """Their heads have two layers in files."""
     twin = tmp_path / "twin"
     model = make_encoder(case, AutoModelForSequenceClassification, num_labels=1)
-    weights = {re.sub(r"^(bert|roberta)\.", "", name): tensor for name, tensor in model.state_dict().items()}
+    weights = {re.sub(r"^(bert|roberta|model)\.", "", name): tensor for name, tensor in model.state_dict().items()}
     model.save_pretrained(twin, state_dict=dict(weights))
-    dense, output = ("pooler.dense", "classifier") if case == "bert" else ("classifier.dense", "classifier.out_proj")
     head = {
-        f"{module}.{kind}": weights[f"{name}.{kind}"].numpy()
-        for module, name in (("cls", dense), ("cls.output", output))
+        f"{stored}.{kind}": weights[f"{name}.{kind}"].numpy()
+        for name, stored in HEADS[case].items()
         for kind in ("weight", "bias")
+        if f"{name}.{kind}" in weights
     }
     metadata = {".pooling_type": 4}
     path = tmp_path / "m.gguf"
@@ -494,7 +551,11 @@ def test_rerankers_that_are_decoders(tmp_path: Path) -> None:
 
 RANKERS: dict[str, tuple[str, dict[str, Any], str]] = {
     "without a head": ("qwen3", {}, r"no tensor cls\.output\.weight"),
-    "of another architecture": ("llama", {}, "reranker or classifier of the architecture 'llama'.*bert and qwen3"),
+    "of another architecture": (
+        "llama",
+        {},
+        "reranker or classifier of the architecture 'llama'.*bert, modern-bert and qwen3",
+    ),
     "with other labels": ("qwen3", {".classifier.output_labels": ["a", "b"]}, "labels a, b, which is not supported"),
 }
 

@@ -54,6 +54,11 @@ def _llama(facts: GgufFacts) -> Config:
     return rms_decoder(facts, "llama", "Llama", head_dim=dim, **biases(facts))
 
 
+def _llama_embed(facts: GgufFacts) -> Config:
+    """Llama whose tokens attend in both directions."""
+    return {**_llama(facts), "architectures": ["LlamaModel"], "is_causal": False}
+
+
 def _mistral3(facts: GgufFacts) -> Config:
     """Mistral Small 3.1 and its relatives, which are Llamas, and Ministral 3, whose queries grow with positions."""
     growth = facts.optional_number(".attention.temperature_scale")
@@ -290,8 +295,8 @@ def _deepseek2(facts: GgufFacts) -> Config:
     function, is_normed = facts.optional_integer(".expert_gating_func"), bool(facts.flag(".expert_weights_norm"))
     if function not in (None, _SOFTMAX, _SIGMOID):
         raise UnsupportedModel(
-            f"{facts.file}: {facts.architecture}.expert_gating_func is {function}, which is not supported; supported are "
-            f"{_SOFTMAX} (softmax) and {_SIGMOID} (sigmoid)"
+            f"{facts.file}: {facts.architecture}.expert_gating_func is {function}, which is not supported; supported "
+            f"are {_SOFTMAX} (softmax) and {_SIGMOID} (sigmoid)"
         )
     is_v2 = function != _SIGMOID  # older files do not say it
     if is_v2 and is_normed:
@@ -461,6 +466,7 @@ DECODERS: dict[str, Callable[[GgufFacts], Config]] = {
     "granite": _granite,
     "granitemoe": _granitemoe,
     "llama": _llama,
+    "llama-embed": _llama_embed,
     "mistral3": _mistral3,
     "olmo2": _olmo2,
     "phi2": _phi2,

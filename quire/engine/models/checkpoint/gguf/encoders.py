@@ -7,12 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from quire.engine.models.checkpoint.gguf.decoder_config import EMBEDDING, Config, num_layers, special_tokens
+from quire.engine.models.checkpoint.gguf.decoder_config import (
+    EMBEDDING,
+    Config,
+    biases,
+    num_layers,
+    rms_decoder,
+    special_tokens,
+)
 from quire.engine.models.checkpoint.gguf.facts import GgufFacts
-from quire.engine.models.checkpoint.gguf.rope import rope_of
+from quire.engine.models.checkpoint.gguf.rope import THETA, rope_of
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 
-DENSE, LABELS = "cls.weight", "cls.output.weight"  # of heads for labels
+DENSE, NORM, LABELS = "cls.weight", "cls.norm.weight", "cls.output.weight"  # of heads for labels
+_MODERN_BERT = "modern-bert"
+_CLASSIFIER_POOLING = {1: "mean", 2: "cls"}
 
 
 def head_for_labels(facts: GgufFacts) -> Config:
@@ -29,24 +38,32 @@ def head_for_labels(facts: GgufFacts) -> Config:
                 'supported are those of rerankers, "yes" and "no"'
             )
         return {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
-    if facts.architecture != "bert":
+    if facts.architecture not in ("bert", _MODERN_BERT):
         raise UnsupportedModel(
             f"{facts.file} is a GGUF file of a reranker or classifier of the architecture {facts.architecture!r}, "
-            "which is not supported; supported are bert and qwen3"
+            "which is not supported; supported are bert, modern-bert and qwen3"
         )
-    if missing := [name for name in (DENSE, LABELS) if name not in facts.shapes]:
+    needed = (DENSE, NORM, LABELS) if facts.architecture == _MODERN_BERT else (DENSE, LABELS)
+    if missing := [name for name in needed if name not in facts.shapes]:
         raise UnsupportedModel(
             f"{facts.file} is a GGUF file of a reranker or classifier without {missing[0]}, a part of its head; its "
             "scores would not be those of the model"
         )
     count = facts.shape(LABELS)[0]
     if labels and len(labels) != count:
-        raise BrokenFolder(f"{facts.file}: bert.classifier.output_labels has {len(labels)} labels for {count} outputs")
+        key = f"{facts.architecture}.classifier.output_labels"
+        raise BrokenFolder(f"{facts.file}: {key} has {len(labels)} labels for {count} outputs")
     named = labels or [f"LABEL_{index}" for index in range(count)]
-    return {
-        "architectures": [f"{'XLMRoberta' if is_roberta(facts) else 'Bert'}ForSequenceClassification"],
-        "id2label": {str(index): label for index, label in enumerate(named)},
-    }
+    by_index = {str(index): label for index, label in enumerate(named)}
+    if facts.architecture == _MODERN_BERT:
+        return {
+            "architectures": ["ModernBertForSequenceClassification"],
+            "id2label": by_index,
+            "classifier_bias": "cls.bias" in facts.shapes,
+            "classifier_pooling": _CLASSIFIER_POOLING[facts.optional_integer(".classifier.pooling_type") or 1],
+        }
+    head = "XLMRoberta" if is_roberta(facts) else "Bert"
+    return {"architectures": [f"{head}ForSequenceClassification"], "id2label": by_index}
 
 
 def _bert(facts: GgufFacts) -> Config:
@@ -100,6 +117,59 @@ def _nomic_bert(facts: GgufFacts) -> Config:
     }
 
 
+def _nomic_bert_moe(facts: GgufFacts) -> Config:
+    """Nomic Embed v2. Its files lack the bias that is added to the result of a layer's experts."""
+    return {
+        **_nomic_bert(facts),
+        "hidden_act": "gelu",
+        "moe_every_n_layers": facts.integer(".moe_every_n_layers"),
+        "num_experts": facts.integer(".expert_count"),
+        "moe_top_k": facts.integer(".expert_used_count"),
+    }
+
+
+def _jina_bert_v3(facts: GgufFacts) -> Config:
+    """Jina's embedder v3, without the adapters, which have files of their own."""
+    return {
+        **_encoder(facts, "jina_embeddings_v3", "JinaEmbeddingsV3"),
+        "max_position_embeddings": facts.integer(".context_length"),
+        "hidden_act": "gelu",
+        "rope_parameters": rope_of(facts),
+    }
+
+
+def _modern_bert(facts: GgufFacts) -> Config:
+    """ModernBERT, whose first layer and every third one behind it attend to all positions if a file does not say."""
+    eps = facts.optional_number(".attention.layer_norm_epsilon")
+    theta = facts.optional_number(".rope.freq_base") or THETA
+    return {
+        "architectures": ["ModernBertModel"],
+        "model_type": "modernbert",
+        "hidden_size": facts.integer(".embedding_length"),
+        "intermediate_size": facts.integer(".feed_forward_length"),
+        "num_hidden_layers": num_layers(facts),
+        "num_attention_heads": facts.integer(".attention.head_count"),
+        "max_position_embeddings": facts.integer(".context_length"),
+        "norm_eps": facts.number(".attention.layer_norm_rms_epsilon") if eps is None else eps,
+        "norm_bias": "output_norm.bias" in facts.shapes,
+        "attention_bias": "blk.0.attn_qkv.bias" in facts.shapes,
+        "mlp_bias": "blk.0.ffn_up.bias" in facts.shapes,
+        "hidden_activation": facts.optional_text(".hidden_activation") or "gelu",
+        "local_attention": facts.integer(".attention.sliding_window"),
+        "global_attn_every_n_layers": facts.optional_integer(".attention.sliding_window_pattern") or 3,
+        "global_rope_theta": theta,
+        "local_rope_theta": facts.optional_number(".rope.freq_base_swa") or theta,
+        "vocab_size": facts.shape(EMBEDDING)[0],
+        **special_tokens(facts),
+    }
+
+
+def _eurobert(facts: GgufFacts) -> Config:
+    """EuroBERT: Llama whose tokens attend in both directions."""
+    config = rms_decoder(facts, "eurobert", "EuroBert", head_dim=facts.head_dim, **biases(facts))
+    return {**config, "architectures": ["EuroBertModel"]}
+
+
 def _encoder(facts: GgufFacts, model_type: str, head: str) -> Config:
     types = facts.shapes.get("token_types.weight", (0,))[0]
     return {
@@ -118,6 +188,10 @@ def _encoder(facts: GgufFacts, model_type: str, head: str) -> Config:
 
 ENCODERS: dict[str, Callable[[GgufFacts], Config]] = {
     "bert": _bert,
+    "eurobert": _eurobert,
     "jina-bert-v2": _jina_bert,
+    "jina-bert-v3": _jina_bert_v3,
+    _MODERN_BERT: _modern_bert,
     "nomic-bert": _nomic_bert,
+    "nomic-bert-moe": _nomic_bert_moe,
 }

@@ -148,7 +148,7 @@ def _of_layers(facts: GgufFacts, key: str) -> list[int]:
 
 def _gemma_scalar(facts: GgufFacts) -> int:
     """The number whose root scores are divided by. It is not in files."""
-    if num_layers(facts) == _27B[facts.architecture]:
+    if num_layers(facts) == _27B.get(facts.architecture):
         return facts.integer(".embedding_length") // facts.integer(".attention.head_count")
     return facts.head_dim
 

@@ -34,9 +34,10 @@ _TENSOR = re.compile(
     r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>(?:(?:shortconv|nextn|indexer)\.)?\w+?)(?:\.(?P<expert>\d+))?(?:\.(?P<kind>weight|bias))?"
 )
 _SCALE = re.compile(r"(?P<module>blk\.\d+\.\w+)\.(?:input_)?scale")  # of weights and of inputs, as NVFP4 has them
-_HEAD = re.compile(r"(?P<module>cls|cls\.output)\.(?P<kind>weight|bias)")
+_HEAD = re.compile(r"(?P<module>cls|cls\.norm|cls\.output)\.(?P<kind>weight|bias)")
 _ROBERTA_HEAD = {"cls": "classifier.dense", "cls.output": "classifier.out_proj"}
 _BERT_HEAD = {"cls": "pooler.dense", "cls.output": "classifier"}
+_MODERN_HEAD = {"cls": "head.dense", "cls.norm": "head.norm", "cls.output": "classifier"}
 _OUTPUT_NORMS = {
     **LLAMA,
     "post_attention_norm": "post_attention_layernorm",
@@ -116,6 +117,33 @@ _NOMIC = {
     "ffn_down": "mlp.fc2",
     "layer_output_norm": "norm2",
 }
+_NOMIC_MOE = {
+    **_NOMIC,
+    "ffn_up": "mlp.fc1",
+    "ffn_gate_inp": "mlp.router.layer",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+_NOMIC_MODULES = {**_BERT_MODULES, "token_embd_norm": "emb_ln"}
+_JINA_V3 = {
+    **_NOMIC,
+    "attn_qkv": "mixer.Wqkv",
+    "attn_output": "mixer.out_proj",
+    "ffn_up": "mlp.fc1",
+}
+_MODERN_BERT = {
+    "attn_norm": "attn_norm",
+    "attn_qkv": "attn.Wqkv",
+    "attn_output": "attn.Wo",
+    "ffn_norm": "mlp_norm",
+    "ffn_up": "mlp.Wi",
+    "ffn_down": "mlp.Wo",
+}
+_MODERN_BERT_MODULES = {
+    "token_embd": "embeddings.tok_embeddings",
+    "token_embd_norm": "embeddings.norm",
+    "output_norm": "final_norm",
+}
 # Weights of Gemma 4 whose names are those of scales.
 _LEARNED_SCALE = re.compile(r"blk\.(?P<layer>\d+)\.(?P<module>ffn_gate_inp|ffn_down_exps)\.scale")
 _LEARNED_SCALES = {"ffn_gate_inp": "router.scale", "ffn_down_exps": "router.per_expert_scale"}
@@ -193,6 +221,8 @@ _INDEXED = {
     **LATENT,
     **{name: f"self_attn.indexer.{module}" for name, module in _INDEXER.items()},
 }
+# The layers behind the pooling of EmbeddingGemma are the steps of a pooler.
+_EMBEDDING_MODULES = {**DECODER, "dense_2": "heads.embed.0", "dense_3": "heads.embed.1"}
 _FALCON_MODULES = {
     "token_embd": "transformer.word_embeddings",
     "output_norm": "transformer.ln_f",
@@ -223,11 +253,12 @@ _RULES = {
     "dots1": Rules({**LLAMA, **EXPERTS, **SHARED_EXPERTS}),
     "ernie4_5": Rules(LLAMA),
     "ernie4_5-moe": Rules({**LLAMA, **EXPERTS, **SHARED_EXPERTS}),
+    "eurobert": Rules(LLAMA),
     "exaone4": Rules(_OUTPUT_NORMS),
     "exaone-moe": Rules({**LLAMA, **EXPERTS, **SHARED_EXPERTS}),
     "falcon": Rules(_FALCON, _FALCON_MODULES, "transformer.h."),
     "gemma": Rules(LLAMA, norm_offset=1.0),
-    "gemma-embedding": Rules(_OUTPUT_NORMS, norm_offset=1.0),
+    "gemma-embedding": Rules(_OUTPUT_NORMS, _EMBEDDING_MODULES, norm_offset=1.0),
     "gemma2": Rules(_OUTPUT_NORMS, norm_offset=1.0),
     "gemma3": Rules(_OUTPUT_NORMS, norm_offset=1.0),
     "glm-dsa": Rules(_INDEXED),
@@ -243,11 +274,15 @@ _RULES = {
     "hunyuan-dense": Rules(_HUNYUAN),
     "hunyuan-moe": Rules(_HUNYUAN),
     "jina-bert-v2": Rules(_JINA, _BERT_MODULES, "encoder.layer."),
+    "jina-bert-v3": Rules(_JINA_V3, _NOMIC_MODULES, "encoder.layers."),
     "llama": Rules({**LLAMA, **_MIXTRAL}, pairs=True),
+    "llama-embed": Rules(LLAMA, pairs=True),
     "llama4": Rules(_LLAMA4),
+    "modern-bert": Rules(_MODERN_BERT, _MODERN_BERT_MODULES, "layers."),
     "minimax-m2": Rules({**LLAMA, **EXPERTS}),
     "mistral3": Rules(LLAMA, pairs=True),
-    "nomic-bert": Rules(_NOMIC, {**_BERT_MODULES, "token_embd_norm": "emb_ln"}, "encoder.layers."),
+    "nomic-bert": Rules(_NOMIC, _NOMIC_MODULES, "encoder.layers."),
+    "nomic-bert-moe": Rules(_NOMIC_MOE, _NOMIC_MODULES, "encoder.layers."),
     "olmoe": Rules({**LLAMA, **EXPERTS}),
     "olmo2": Rules(_OUTPUT_NORMS),
     "phi2": Rules(_PHI2, {**DECODER, "output_norm": "model.final_layernorm"}),
@@ -383,7 +418,9 @@ class GgufNames:
     def _head_for_labels(self, tensor: str, module: str, kind: str) -> Piece:
         if self._facts.architecture == "qwen3":
             return Piece("score.weight", make=_yes_without_no) if tensor == LABELS else Piece(tensor)
-        return Piece(f"{(_ROBERTA_HEAD if is_roberta(self._facts) else _BERT_HEAD)[module]}.{kind}")
+        heads = _ROBERTA_HEAD if is_roberta(self._facts) else _BERT_HEAD
+        heads = _MODERN_HEAD if self._facts.architecture == "modern-bert" else heads
+        return Piece(f"{heads[module]}.{kind}" if module in heads else tensor)
 
     def _latent_projection(self, tensor: str) -> Piece:
         """DeepSeek's up-projection of keys and values, of which newer files have two tensors."""
