@@ -30,6 +30,8 @@ KINDS: dict[str, tuple[str, dict[int, str]]] = {
     "llava": ("mlp", {PICTURE: "<image>"}),
     "llava_next": ("mlp", {PICTURE: "<unk>"}),
     "mistral3": ("pixtral", {PICTURE: "[IMG]", 291: "[IMG_BREAK]", 292: "[IMG_END]"}),
+    "qwen3_5": ("qwen3vl_merger", _QWEN_TOKENS),
+    "qwen3_5_moe": ("qwen3vl_merger", _QWEN_TOKENS),
     "qwen2_5_vl": ("qwen2.5vl_merger", _QWEN_TOKENS),
     "qwen2_vl": ("qwen2vl_merger", _QWEN_TOKENS),
     "qwen3_vl": ("qwen3vl_merger", _QWEN_TOKENS),
@@ -175,8 +177,6 @@ def _split(kind: str, weights: dict[str, Array], vision: dict[str, Any]) -> dict
         if kind == "mistral3" and (".q_proj." in name or ".k_proj." in name):
             arrays[name] = in_pairs(weight, vision["num_attention_heads"])
             continue
-        if kind == "qwen3_vl" or kind == "qwen3_vl_moe":
-            name = name.removeprefix("model.")
         name = name.removeprefix("model.") if kind.startswith("qwen") else name
         if "patch_embed.proj.weight" in name:
             arrays["v.patch_embd.weight"], arrays["v.patch_embd.weight.1"] = weight[:, :, 0], weight[:, :, 1]

@@ -23,7 +23,6 @@ import tokenizers
 from quire.engine.models.checkpoint.gguf.architectures import config_of, pooling_of
 from quire.engine.models.checkpoint.gguf.container import open_parts, parts_of
 from quire.engine.models.checkpoint.gguf.facts import GgufFacts, facts_of
-from quire.engine.models.checkpoint.gguf.hybrids import TEXT_ONLY
 from quire.engine.models.checkpoint.gguf.projector import ARCHITECTURE, KINDS, Projector, kind_of
 from quire.engine.models.checkpoint.gguf.tokenizer import GgufTokenizer
 from quire.engine.models.errors import BrokenFolder, ModelError, UnsupportedModel
@@ -146,13 +145,6 @@ def _projector(candidates: Sequence[Path], text: GgufFacts, *, is_only: bool) ->
             f"{text.file} is the part of a model that reads pictures; give the path of the file with its language "
             "model, and leave this one beside it"
         )
-    if candidates and text.architecture in TEXT_ONLY:
-        logger.warning(
-            "%s reads no pictures: models of the architecture %s read text only, so that %s, which lies beside it, is "
-            "not used",
-            *(text.file, text.architecture, candidates[0].name),
-        )
-        return None
     refusal: ModelError | None = None
     for path in candidates:
         try:

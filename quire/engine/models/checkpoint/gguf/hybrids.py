@@ -23,7 +23,6 @@ from quire.engine.models.checkpoint.gguf.facts import GgufFacts
 from quire.engine.models.checkpoint.gguf.rope import partial_rope, rope_of
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 
-TEXT_ONLY = ("qwen35", "qwen35moe")  # what lies beside them for pictures is not read
 _LINEAR, _FULL = "linear_attention", "full_attention"
 _KV_HEADS, _FEED_FORWARD = ".attention.head_count_kv", ".feed_forward_length"
 _SIGMOID = 2  # value of expert_gating_func
@@ -124,7 +123,7 @@ def _delta_net_experts(facts: GgufFacts) -> Config:
 
 
 def _qwen35(facts: GgufFacts) -> Config:
-    """Qwen 3.5 and 3.6, dense: the language model."""
+    """Qwen 3.5 and 3.6, dense, without pictures, and with them: see `projector`."""
     return rms_decoder(facts, "qwen3_5_text", "Qwen3_5", **_delta_net(facts))
 
 

@@ -234,30 +234,18 @@ def _internvl_preprocessor(projector: Projector) -> Config:
 
 
 def _llava(projector: Projector, _: Config) -> Config:
-    """LLaVA 1.5 and 1.6 with CLIP. Files have its layers up to the one that is read."""
+    """LLaVA 1.5 and 1.6 with CLIP or SigLIP. Files have its layers up to the last one that is read."""
     facts = projector.facts
-    if _CLASS not in facts.shapes or _SECOND_NORM in facts.shapes:
+    if _SECOND_NORM in facts.shapes:
         raise UnsupportedModel(
-            f"{facts.file} has a projector of the type 'mlp' with a tower other than CLIP, or with norms between its "
-            "layers, which is not supported"
+            f"{facts.file} has a projector of the type 'mlp' with norms between its layers, which is not supported"
         )
-    layers, read = projector.layers(), list(facts.sequence(".vision.feature_layer"))
-    if read not in ([], [layers]):
-        raise UnsupportedModel(
-            f"{facts.file}: clip.vision.feature_layer is {read!r:.40}, which is not supported; supported is the last "
-            f"layer, {layers}"
-        )
-    vision = {
-        "model_type": "clip_vision_model",
-        **_encoder(projector),
-        "hidden_act": "gelu" if facts.flag(".use_gelu") else "quick_gelu",
-    }
     config: Config = {
         "architectures": ["LlavaForConditionalGeneration"],
         "model_type": "llava",
-        "vision_config": vision,
-        "vision_feature_layer": -1,
-        "vision_feature_select_strategy": "default",
+        "vision_config": _llava_tower(projector),
+        "vision_feature_layer": _feature_layers(projector),
+        "vision_feature_select_strategy": "full" if is_siglip(facts) else "default",
         "image_token_index": projector.token(*_LLAVA_TOKENS),
     }
     if not is_llava_next(facts):
@@ -268,6 +256,34 @@ def _llava(projector: Projector, _: Config) -> Config:
         "model_type": "llava_next",
         "image_grid_pinpoints": _canvases(facts),
     }
+
+
+def _llava_tower(projector: Projector) -> Config:
+    if is_siglip(projector.facts):
+        return {
+            "model_type": "siglip_vision_model",
+            "vision_use_head": False,
+            **_encoder(projector),
+            "hidden_act": "gelu_pytorch_tanh",
+        }
+    act = "gelu" if projector.facts.flag(".use_gelu") else "quick_gelu"
+    return {"model_type": "clip_vision_model", **_encoder(projector), "hidden_act": act}
+
+
+def _feature_layers(projector: Projector) -> int | list[int]:
+    """The layers whose results are read, counted from the embeddings; -1: the last one alone."""
+    layers, read = projector.layers(), list(projector.facts.sequence(".vision.feature_layer"))
+    if any(type(layer) is not int or not 0 <= layer <= layers for layer in read):
+        raise BrokenFolder(
+            f"{projector.facts.file}: clip.vision.feature_layer must have numbers from 0 to {layers}, the layers of "
+            f"the file, not {read!r:.40}"
+        )
+    return -1 if read in ([], [layers]) else read
+
+
+def is_siglip(facts: GgufFacts) -> bool:
+    """Whether the tower of a LLaVA is SigLIP, which has no token for its class."""
+    return _CLASS not in facts.shapes
 
 
 def is_llava_next(facts: GgufFacts) -> bool:
@@ -285,6 +301,8 @@ def _canvases(facts: GgufFacts) -> list[list[int]]:
 
 def _llava_preprocessor(projector: Projector) -> Config:
     is_next = is_llava_next(projector.facts)
+    if is_siglip(projector.facts) and not is_next:
+        return {"image_processor_type": "SiglipImageProcessor", "resample": _BICUBIC, "size": _square(projector)}
     return {
         "image_processor_type": "LlavaNextImageProcessor" if is_next else "CLIPImageProcessor",
         "resample": _BICUBIC,
@@ -393,18 +411,33 @@ def _qwen2_5_vl(projector: Projector, text: Config) -> Config:
 
 
 def _qwen3_vl(projector: Projector, text: Config) -> Config:
-    """Qwen3-VL, and that with experts."""
+    """Qwen3-VL and Qwen 3.5, and those with experts."""
+    if text["model_type"].startswith("qwen3_5"):
+        return _qwen3_5(projector, text)
     moe = "_moe" if "num_experts" in text else ""
     _with_sections(projector, text, f"qwen3_vl{moe}_text", mrope_interleaved=True)
-    facts = projector.facts
-    vision = {
+    vision = {**_qwen3_tower(projector), "deepstack_visual_indexes": deepstack_layers(projector.facts)}
+    return _qwen(projector, f"qwen3_vl{moe}", f"Qwen3VL{'Moe' if moe else ''}", vision)
+
+
+def _qwen3_5(projector: Projector, text: Config) -> Config:
+    """Qwen 3.5, and that with experts: the tower of Qwen3-VL, whose values go to the embeddings only."""
+    moe = "_moe" if "num_experts" in text else ""
+    if levels := deepstack_layers(projector.facts):
+        raise UnsupportedModel(
+            f"{projector.facts.file}: clip.vision.is_deepstack_layers names {len(levels)} layers, but Qwen 3.5 has none"
+        )
+    _with_sections(projector, text, f"qwen3_5{moe}_text", mrope_interleaved=True)
+    return _qwen(projector, f"qwen3_5{moe}", f"Qwen3_5{'Moe' if moe else ''}", _qwen3_tower(projector))
+
+
+def _qwen3_tower(projector: Projector) -> Config:
+    return {
         "hidden_size": projector.integer(".vision.embedding_length"),
         "intermediate_size": projector.integer(".vision.feed_forward_length"),
         "out_hidden_size": projector.integer(".vision.projection_dim"),
-        "num_position_embeddings": facts.shape("v.position_embd.weight")[0],
-        "deepstack_visual_indexes": deepstack_layers(facts),
+        "num_position_embeddings": projector.facts.shape("v.position_embd.weight")[0],
     }
-    return _qwen(projector, f"qwen3_vl{moe}", f"Qwen3VL{'Moe' if moe else ''}", vision)
 
 
 def deepstack_layers(facts: GgufFacts) -> list[int]:
@@ -451,9 +484,9 @@ KINDS: Mapping[str, _Kind] = {
     "gemma3": _Kind(("gemma3",), _gemma3, _gemma3_preprocessor),
     "idefics3": _Kind(("llama",), _idefics3, _idefics3_preprocessor),
     "internvl": _Kind(("llama", "qwen2", "qwen3"), _internvl, _internvl_preprocessor),
-    "mlp": _Kind(("llama", "phi3", "qwen2"), _llava, _llava_preprocessor, output="mm.2.weight"),
+    "mlp": _Kind(("granite", "llama", "phi3", "qwen2"), _llava, _llava_preprocessor, output="mm.2.weight"),
     "pixtral": _Kind(("llama", "mistral3"), _pixtral, _pixtral_preprocessor),
     "qwen2vl_merger": _Kind(("qwen2vl",), _qwen2_vl, _qwen_preprocessor),
     "qwen2.5vl_merger": _Kind(("qwen2vl",), _qwen2_5_vl, _qwen_preprocessor),
-    "qwen3vl_merger": _Kind(("qwen3vl", "qwen3vlmoe"), _qwen3_vl, _qwen_preprocessor),
+    "qwen3vl_merger": _Kind(("qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"), _qwen3_vl, _qwen_preprocessor),
 }
