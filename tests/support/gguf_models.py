@@ -69,6 +69,7 @@ ARCHITECTURES = {
     "olmo2": "olmo2",
     "olmo3": "olmo2",
     "olmoe": "olmoe",
+    "paddleocr_vl_text": "paddleocr",
     "phi": "phi2",
     "phi3": "phi3",
     "qwen2": "qwen2",

@@ -18,10 +18,12 @@ from tests.support.vision_models import PICTURE, VIDEO
 
 MODEL, PROJECTOR = "model.gguf", "mmproj-model-f32.gguf"
 _SEES = re.compile(
-    r"(?:model\.)?(?:(?:visual|vision_tower|vision_model|multi_modal_projector|connector)\..*|image_newline)"
+    r"(?:model\.)?(?:(?:visual|vision_tower|vision_model|mlp_AR|multi_modal_projector|connector)\..*|image_newline)"
 )
 _TEXT = re.compile(r"(?:model\.)?(?:(?:language_model|text_model)\.)?(?:model\.)?(?P<name>.*)")
 _QWEN_TOKENS = {PICTURE: "<|image_pad|>", VIDEO: "<|video_pad|>", 294: "<|vision_start|>", 295: "<|vision_end|>"}
+_PADDLE_TOKENS = {PICTURE: "<|IMAGE_PLACEHOLDER|>", VIDEO: "<|video_pad|>"}
+_PADDLE_TOKENS |= {294: "<|IMAGE_START|>", 295: "<|IMAGE_END|>"}
 # The kinds of projectors, and texts of tokens, by model type.
 KINDS: dict[str, tuple[str, dict[int, str]]] = {
     "gemma3": ("gemma3", {PICTURE: "<image_soft_token>", 294: "<start_of_image>", 295: "<end_of_image>"}),
@@ -33,6 +35,7 @@ KINDS: dict[str, tuple[str, dict[int, str]]] = {
     "qwen3_5": ("qwen3vl_merger", _QWEN_TOKENS),
     "qwen3_5_moe": ("qwen3vl_merger", _QWEN_TOKENS),
     "qwen2_5_vl": ("qwen2.5vl_merger", _QWEN_TOKENS),
+    "paddleocr_vl": ("paddleocr", _PADDLE_TOKENS),
     "qwen2_vl": ("qwen2vl_merger", _QWEN_TOKENS),
     "qwen3_vl": ("qwen3vl_merger", _QWEN_TOKENS),
     "qwen3_vl_moe": ("qwen3vl_merger", _QWEN_TOKENS),
@@ -118,7 +121,7 @@ def _write_projector(
 def _metadata(config: dict[str, Any], vision: dict[str, Any], processor: dict[str, Any]) -> dict[str, Any]:
     """What llama.cpp's scripts write of a config."""
     kind = config["model_type"]
-    size, area = processor.get("size") or {}, kind.startswith("qwen")
+    size, area = processor.get("size") or {}, kind.startswith(("qwen", "paddle"))
     edge = vision.get("image_size", 56)
     edge = edge if isinstance(edge, int) else edge[0]
     patch = vision["patch_size"] if isinstance(vision["patch_size"], int) else vision["patch_size"][0]
@@ -217,7 +220,10 @@ def _name(names: gguf.TensorNameMap, kind: str, name: str, vision: dict[str, Any
         return f"v.patch_embd.{suffix}"
     if kind == "internvl" and "multi_modal_projector" in name:
         return f"{_INTERN[module.rpartition('.')[2]]}.{suffix}"
-    for spelled in (name, name.replace("vision_tower.", "vision_tower.vision_model.", 1), f"model.{name}"):
+    tower = name.replace("vision_tower.", "vision_tower.vision_model.", 1).replace(
+        "visual.vision", "vision_tower.vision"
+    )
+    for spelled in (name, tower, f"model.{name}"):
         mapped = names.get_name(spelled, try_suffixes=(".weight", ".bias"))
         if mapped is not None:
             return mapped

@@ -139,7 +139,7 @@ DECODERS: dict[str, dict[str, Any]] = {
 NOT_QUANTIZED = ("falcon_h1", "gpt2")  # factors are multiplied into weights; weights have their inputs first
 MISTRAL3 = "mistral3"  # other names of Llama are tried as such
 ALIKE = {"nemotron_h"}  # is tried with feed-forwards instead of experts
-SEEING = {"qwen2vl", "qwen3vl", "qwen3vlmoe"}  # are tried with their towers, in `test_gguf_projectors`
+SEEING = {"paddleocr", "qwen2vl", "qwen3vl", "qwen3vlmoe"}  # are tried with their towers, in `test_gguf_projectors`
 # With the kind of their tokenizers.
 ENCODERS = {
     "bert": "bert",

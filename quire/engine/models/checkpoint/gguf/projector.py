@@ -6,6 +6,7 @@ for them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -355,6 +356,40 @@ def _pixtral_preprocessor(projector: Projector) -> Config:
     }
 
 
+def _paddleocr(projector: Projector, text: Config) -> Config:
+    """PaddleOCR-VL. Files have the largest edge of a picture in the place of the tower's."""
+    _with_sections(projector, text, "paddleocr_vl_text")
+    patch, places = projector.integer(".vision.patch_size"), projector.facts.shape("v.position_embd.weight")[0]
+    vision = {
+        "model_type": "paddleocr_vl_vision",
+        **_encoder(projector),
+        "image_size": math.isqrt(places) * patch,
+        "spatial_merge_size": projector.integer(".vision.spatial_merge_size", _MERGED),
+        "hidden_act": "gelu_pytorch_tanh",
+    }
+    return {
+        "architectures": ["PaddleOCRVLForConditionalGeneration"],
+        "model_type": "paddleocr_vl",
+        "vision_config": vision,
+        "image_token_id": projector.token("<|IMAGE_PLACEHOLDER|>"),
+        "video_token_id": projector.token("<|video_pad|>"),
+        "vision_start_token_id": projector.token("<|IMAGE_START|>"),
+        "vision_end_token_id": projector.token("<|IMAGE_END|>"),
+    }
+
+
+def _paddleocr_preprocessor(projector: Projector) -> Config:
+    return {
+        "image_processor_type": "PaddleOCRVLImageProcessor",
+        "resample": _BICUBIC,
+        "patch_size": projector.integer(".vision.patch_size"),
+        "merge_size": projector.integer(".vision.spatial_merge_size", _MERGED),
+        "temporal_patch_size": 1,
+        "min_pixels": projector.integer(".vision.image_min_pixels"),
+        "max_pixels": projector.integer(".vision.image_max_pixels"),
+    }
+
+
 def _qwen(projector: Projector, kind: str, head: str, vision: Config) -> Config:
     common = {
         "depth": projector.layers(),
@@ -485,6 +520,7 @@ KINDS: Mapping[str, _Kind] = {
     "idefics3": _Kind(("llama",), _idefics3, _idefics3_preprocessor),
     "internvl": _Kind(("llama", "qwen2", "qwen3"), _internvl, _internvl_preprocessor),
     "mlp": _Kind(("granite", "llama", "phi3", "qwen2"), _llava, _llava_preprocessor, output="mm.2.weight"),
+    "paddleocr": _Kind(("paddleocr",), _paddleocr, _paddleocr_preprocessor, output="mm.2.weight"),
     "pixtral": _Kind(("llama", "mistral3"), _pixtral, _pixtral_preprocessor),
     "qwen2vl_merger": _Kind(("qwen2vl",), _qwen2_vl, _qwen_preprocessor),
     "qwen2.5vl_merger": _Kind(("qwen2vl",), _qwen2_5_vl, _qwen_preprocessor),

@@ -124,6 +124,17 @@ _RULES = {
         _CLIP,
         "encoder.layers.",
     ),
+    "paddleocr": _Rules(
+        _SIGLIP,
+        {
+            **_SIGLIP_MODULES,
+            "mm.input_norm": ".mlp_AR.pre_norm",
+            "mm.1": ".mlp_AR.linear_1",
+            "mm.2": ".mlp_AR.linear_2",
+        },
+        "visual.vision_model.",
+        "encoder.layers.",
+    ),
     "pixtral": _Rules(
         _PIXTRAL,
         {

@@ -223,6 +223,12 @@ def _olmoe(facts: GgufFacts) -> Relative:
     return Relative("olmoe", "Olmoe", fields)
 
 
+def _paddleocr(facts: GgufFacts) -> Relative:
+    """The language model of PaddleOCR-VL, without pictures, and with them: see `projector`."""
+    check_whole_heads(facts)
+    return Relative("paddleocr_vl_text", "PaddleOCRVL", {"use_bias": _bias(facts, "attn_q")})
+
+
 def _seed_oss(facts: GgufFacts) -> Relative:
     check_whole_heads(facts)
     fields = {
@@ -248,5 +254,6 @@ RELATIVES: dict[str, Callable[[GgufFacts], Relative]] = {
     "llama4": _llama4,
     "minimax-m2": _minimax_m2,
     "olmoe": _olmoe,
+    "paddleocr": _paddleocr,
     "seed_oss": _seed_oss,
 }

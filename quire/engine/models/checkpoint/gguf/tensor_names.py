@@ -285,6 +285,7 @@ _RULES = {
     "nomic-bert-moe": Rules(_NOMIC_MOE, _NOMIC_MODULES, "encoder.layers."),
     "olmoe": Rules({**LLAMA, **EXPERTS}),
     "olmo2": Rules(_OUTPUT_NORMS),
+    "paddleocr": Rules(LLAMA),
     "phi2": Rules(_PHI2, {**DECODER, "output_norm": "model.final_layernorm"}),
     "phi3": Rules(_PHI3),
     "qwen2": Rules(LLAMA),
