@@ -31,7 +31,7 @@ from quire.kernels.grouped import can_pack_groups
 from quire.kernels.grouped_weight import GroupedWeight
 from tests.support import hf_encoders, models
 from tests.support.engine import Engine, greedy, load, random_prompt
-from tests.support.gguf_models import ARCHITECTURES, JINA, write_gguf
+from tests.support.gguf_models import ARCHITECTURES, JINA, add_value, write_gguf
 from tests.support.hf_encoders import assert_close, hidden_states, make_encoder, pool, random_text
 from tests.support.jina import JinaBert
 from tests.support.models import make_model, save_model
@@ -452,7 +452,7 @@ def write_header(
     """Write a file of an architecture with some metadata, and one tensor."""
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in metadata.items():
-        (writer.add_uint32 if isinstance(value, int) else writer.add_string)(key, value)
+        add_value(writer, key, value)
     writer.add_tensor(tensor, np.zeros(shape or (4, 32), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -469,6 +469,12 @@ def test_other_architectures_are_refused_with_those_that_are_accepted(tmp_path: 
 
 REFUSED: dict[str, tuple[dict[str, Any], type[ModelError], str]] = {
     "no context length": ({}, BrokenFolder, "no llama.attention.head_count"),
+    "more layers than tensors": (
+        {**dict.fromkeys(("llama.attention.head_count", "llama.embedding_length"), 4), "llama.block_count": 1 << 31}
+        | {"llama.attention.layer_norm_rms_epsilon": 1.0},
+        BrokenFolder,
+        "has 1 tensors, but its metadata 2147483648 layers",
+    ),
     "text for a number": (
         {"llama.attention.head_count": "four"},
         BrokenFolder,
@@ -561,6 +567,15 @@ def test_other_rerankers_are_refused(tmp_path: Path, case: str) -> None:
     name, metadata, message = RANKERS[case]
     with pytest.raises(ModelError, match=message):
         twins(tmp_path, name, metadata={".pooling_type": 4, **metadata})
+
+
+def test_a_pooling_that_no_head_has_is_refused(tmp_path: Path) -> None:
+    make_encoder("modernbert").save_pretrained(tmp_path / "twin")
+    head = {"cls.weight": np.ones((64, 64)), "cls.norm.weight": np.ones(64), "cls.output.weight": np.ones((1, 64))}
+    metadata = {".pooling_type": 4, ".classifier.pooling_type": 3}
+    path = write_gguf(tmp_path / "twin", tmp_path / "m.gguf", tensors=head, metadata=metadata)
+    with pytest.raises(UnsupportedModel, match=r"modern-bert\.classifier\.pooling_type is 3, .* are 1 \(mean\) and 2 "):
+        model_folder(path)
 
 
 def test_weights_have_scales_of_their_own(tmp_path: Path) -> None:

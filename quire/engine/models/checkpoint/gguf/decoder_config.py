@@ -15,8 +15,15 @@ EXPERTS, SHARED = "blk.0.ffn_up_exps.weight", "blk.0.ffn_up_shexp.weight"
 
 
 def num_layers(facts: GgufFacts) -> int:
-    """Layers, without those that predict further tokens."""
-    return facts.integer(".block_count") - (facts.optional_integer(".nextn_predict_layers") or 0)
+    """Layers, of which each has tensors in the file, without those that predict further tokens.
+
+    Raises:
+        BrokenFolder: there are fewer tensors than layers, or no layers.
+    """
+    layers = facts.integer(".block_count") - (facts.optional_integer(".nextn_predict_layers") or 0)
+    if not 0 < layers <= len(facts.shapes):
+        raise BrokenFolder(f"{facts.file} has {len(facts.shapes)} tensors, but its metadata {layers} layers")
+    return layers
 
 
 def decoder(facts: GgufFacts, model_type: str, head: str, **fields: Any) -> Config:

@@ -60,10 +60,20 @@ def head_for_labels(facts: GgufFacts) -> Config:
             "architectures": ["ModernBertForSequenceClassification"],
             "id2label": by_index,
             "classifier_bias": "cls.bias" in facts.shapes,
-            "classifier_pooling": _CLASSIFIER_POOLING[facts.optional_integer(".classifier.pooling_type") or 1],
+            "classifier_pooling": _classifier_pooling(facts),
         }
     head = "XLMRoberta" if is_roberta(facts) else "Bert"
     return {"architectures": [f"{head}ForSequenceClassification"], "id2label": by_index}
+
+
+def _classifier_pooling(facts: GgufFacts) -> str:
+    kind = facts.optional_integer(".classifier.pooling_type") or 1
+    if kind not in _CLASSIFIER_POOLING:
+        raise UnsupportedModel(
+            f"{facts.file}: {facts.architecture}.classifier.pooling_type is {kind}, which is not supported; supported "
+            "are 1 (mean) and 2 (cls)"
+        )
+    return _CLASSIFIER_POOLING[kind]
 
 
 def _bert(facts: GgufFacts) -> Config:

@@ -229,7 +229,7 @@ def _write(folder: Path, files: Sequence[Path], facts: GgufFacts, projector: Pro
         _dump(folder / _TOKENIZER_CONFIG, tokenizer.config())
     _dump(folder / "generation_config.json", tokenizer.generation())
     if (pooling := pooling_of(facts)) is not None:
-        _write_modules(folder, config, pooling, [facts.shapes[name] for name in _DENSE if name in facts.shapes])
+        _write_modules(folder, config, pooling, _dense_layers(facts))
     if projector is None:
         links.pop(PREPROCESSOR, None)
     else:
@@ -245,6 +245,19 @@ def _check_tokenizer(path: Path, file: str) -> None:
         tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # it has no kind of its own for broken files
         raise BrokenFolder(f"{file}: its tokenizer cannot be used: {error}") from error
+
+
+def _dense_layers(facts: GgufFacts) -> list[tuple[int, ...]]:
+    """The shapes of the layers behind the pooling.
+
+    Raises:
+        BrokenFolder: one is no matrix.
+    """
+    shapes = [facts.shapes[name] for name in _DENSE if name in facts.shapes]
+    for shape in shapes:
+        if len(shape) != 2:
+            raise BrokenFolder(f"{facts.file}: {' and '.join(_DENSE)} must be matrices, but a shape is {shape}")
+    return shapes
 
 
 def _write_modules(folder: Path, config: Mapping[str, Any], pooling: str, layers: Sequence[tuple[int, ...]]) -> None:

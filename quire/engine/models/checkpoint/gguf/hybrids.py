@@ -28,25 +28,13 @@ _KV_HEADS, _FEED_FORWARD = ".attention.head_count_kv", ".feed_forward_length"
 _SIGMOID = 2  # value of expert_gating_func
 
 
-def layers_of(facts: GgufFacts) -> int:
-    """Layers, of which each has tensors in the file.
-
-    Raises:
-        BrokenFolder: there are fewer tensors than layers.
-    """
-    layers = num_layers(facts)
-    if not 0 < layers <= len(facts.shapes):
-        raise BrokenFolder(f"{facts.file} has {len(facts.shapes)} tensors, but its metadata {layers} layers")
-    return layers
-
-
 def kv_heads_of(facts: GgufFacts) -> int:
     """Heads of keys of the layers with attention, which must have the same number; 1 if there are none.
 
     Raises:
         UnsupportedModel: the numbers differ.
     """
-    counts = {count for count in facts.by_layer(_KV_HEADS, layers_of(facts)) if count}
+    counts = {count for count in facts.by_layer(_KV_HEADS, num_layers(facts)) if count}
     if len(counts) > 1:
         raise UnsupportedModel(
             f"{facts.file}: {facts.architecture}{_KV_HEADS} has different numbers of heads, which is not supported"
@@ -56,7 +44,7 @@ def kv_heads_of(facts: GgufFacts) -> int:
 
 def _types(facts: GgufFacts) -> list[str]:
     """Types of layers. Those without heads of keys have a state."""
-    return [_FULL if count else _LINEAR for count in facts.by_layer(_KV_HEADS, layers_of(facts))]
+    return [_FULL if count else _LINEAR for count in facts.by_layer(_KV_HEADS, num_layers(facts))]
 
 
 def _uniform(facts: GgufFacts, **values: int) -> GgufFacts:
@@ -85,7 +73,7 @@ def _has(facts: GgufFacts, module: str) -> bool:
 
 def _delta_net(facts: GgufFacts) -> Config:
     """What the configs of models with the gated delta rule have. Files name its sizes as those of a state space."""
-    layers = layers_of(facts)
+    layers = num_layers(facts)
     flags = list(facts.sequence(".attention.recurrent_layers"))[:layers]
     period = facts.optional_integer(".full_attention_interval") or 4
     if not flags:
@@ -205,7 +193,7 @@ def _bamba(facts: GgufFacts, sizes: Config) -> Config:
 
 def _kimi_linear(facts: GgufFacts) -> Config:
     """Kimi Linear, whose attention is latent and has no positions."""
-    layers = layers_of(facts)
+    layers = num_layers(facts)
     _check_sigmoid(facts)
     keys, heads = facts.integer(".attention.key_length_mla"), facts.integer(".attention.head_count")
     shared = facts.integer(".rope.dimension_count")
@@ -257,7 +245,7 @@ def _falcon_h1(facts: GgufFacts) -> Config:
 
 def _nemotron_h(facts: GgufFacts) -> Config:
     """Nemotron-H and Nemotron 3, whose layers are one thing alone."""
-    layers = layers_of(facts)
+    layers = num_layers(facts)
     sizes = facts.by_layer(_FEED_FORWARD, layers)
     experts = facts.optional_integer(".expert_count") or 0
     types = [kind if not size else "moe" if experts else "mlp" for kind, size in zip(_types(facts), sizes, strict=True)]
@@ -323,7 +311,7 @@ def _expert_groups(facts: GgufFacts) -> tuple[int, int]:
 
 
 def _jamba(facts: GgufFacts) -> Config:
-    layers, hidden = layers_of(facts), facts.integer(".embedding_length")
+    layers, hidden = num_layers(facts), facts.integer(".embedding_length")
     attention = [index for index, kind in enumerate(_types(facts)) if kind == _FULL]
     experts = [index for index in range(layers) if f"blk.{index}.ffn_gate_inp.weight" in facts.shapes]
     attention_period, attention_offset = _rhythm(facts, "attention", attention, layers)
@@ -370,7 +358,7 @@ def _states_alone(facts: GgufFacts, model_type: str, head: str, **fields: Any) -
         "architectures": [f"{head}ForCausalLM"],
         "model_type": model_type,
         "hidden_size": facts.integer(".embedding_length"),
-        "num_hidden_layers": layers_of(facts),
+        "num_hidden_layers": num_layers(facts),
         "vocab_size": facts.shape(EMBEDDING)[0],
         "state_size": facts.integer(".ssm.state_size"),
         "conv_kernel": facts.integer(".ssm.conv_kernel"),
