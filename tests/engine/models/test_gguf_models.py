@@ -185,7 +185,7 @@ def test_nemotron_without_experts(tmp_path: Path) -> None:
 
 def test_granite_with_a_shared_expert(tmp_path: Path) -> None:
     """Granite 4 without state spaces, which files call by the architecture of Granite 3 with experts."""
-    changes = {"layer_types": ["full_attention"] * 2, "position_embedding_type": "rope"}
+    changes = {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2, "position_embedding_type": "rope"}
     check_tokens(*twins(tmp_path, "granitemoehybrid", changes, architecture="granitemoe"))
 
 
