@@ -49,6 +49,7 @@ ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "glm": "chatglm",
     "glm4": "glm4",
+    "glm4v_text": "glm4",
     "glm4_moe": "glm4moe",
     "glm_moe_dsa": "glm-dsa",
     "gemma3n_text": "gemma3n",
@@ -268,6 +269,8 @@ def _converted(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str
             arrays |= _latents(match["before"], weight, config)
         elif kind in _PAIRS and (".q_proj." in name or ".k_proj." in name):
             arrays[name] = in_pairs(weight, heads if ".q_proj." in name else kv_heads)
+        elif kind == "glm4v_text" and (".q_proj." in name or ".k_proj." in name):
+            arrays[name] = _halves_of_part(weight, config)
         elif name.endswith(".conv.conv.weight"):
             arrays[name] = weight[:, 0]
         elif "shared_expert_gate" in name:
@@ -291,6 +294,16 @@ def _converted(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str
 def in_pairs(weight: Array, heads: int) -> Array:
     """Both halves of each head interleaved."""
     return weight.reshape(heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def _halves_of_part(weight: Array, config: dict[str, Any]) -> Array:
+    """The rotated part of each head with the neighbours in two halves."""
+    dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    rotated = int(dim * config["rope_parameters"]["partial_rotary_factor"])
+    order = [*range(0, rotated, 2), *range(1, rotated, 2), *range(rotated, dim)]
+    heads = weight.reshape(-1, dim, *weight.shape[1:])
+    turned: Array = heads[:, order].reshape(weight.shape)
+    return turned
 
 
 def _parts(weight: Array, config: dict[str, Any]) -> Array:

@@ -24,7 +24,7 @@ TOKENS = 7
 CASES = [
     *("gemma3-narrow", "idefics3", "internvl", "llava", "llava_next", "mistral3"),
     *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
-    *("llava-siglip", "paddleocr_vl", "smolvlm"),
+    *("glm4v", "llava-siglip", "paddleocr_vl", "smolvlm"),
 ]
 
 

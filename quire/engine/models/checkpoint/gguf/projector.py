@@ -23,7 +23,8 @@ PATCHES = "v.patch_embd.weight"
 _BICUBIC, _BILINEAR, _LANCZOS = 3, 2, 1  # Pillow's numbers
 _QWEN_AREA = {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 128 * 128}  # of Qwen2-VL and Qwen2.5-VL; not in files
 _QWEN3_AREA = {"min_pixels": 256 * 256, "max_pixels": 4096 * 4096}
-_MERGED, _FRAMES, _WINDOW = 2, 2, 112  # of Qwen-VL
+_GLM_AREA = {"min_pixels": 112 * 112, "max_pixels": 112 * 112 * 768}  # of GLM-4.1V
+_MERGED, _FRAMES, _WINDOW = 2, 2, 112  # of Qwen-VL and GLM-V
 _GEMMA_POOLED = 4  # patches along the edge of a token of Gemma 3
 _INTERN_TILES = (1, 12)
 NEWLINES = ("v.image_newline", "model.image_newline")  # of LLaVA 1.6, as newer and older files name it
@@ -356,6 +357,47 @@ def _pixtral_preprocessor(projector: Projector) -> Config:
     }
 
 
+def _glm4v(projector: Projector, text: Config) -> Config:
+    """GLM-4.1V. Its feed-forwards are as wide as its results; the width in the file is that of the layers behind."""
+    facts = projector.facts
+    _with_sections(projector, text, "glm4v_text")
+    patch, places = projector.integer(".vision.patch_size"), facts.shape("v.position_embd.weight")[0]
+    vision = {
+        "hidden_size": projector.integer(".vision.embedding_length"),
+        "intermediate_size": facts.rows("mm.up.weight"),
+        "out_hidden_size": facts.rows("mm.model.fc.weight"),
+        "image_size": math.isqrt(places) * patch,
+        "rms_norm_eps": facts.number(".vision.attention.layer_norm_epsilon"),
+        "hidden_act": "gelu" if facts.flag(".use_gelu") else "silu",
+    }
+    return {
+        "architectures": ["Glm4vForConditionalGeneration"],
+        "model_type": "glm4v",
+        "vision_config": {**_grid(projector), **vision},
+        "image_token_id": projector.token("<|image|>"),
+        "video_token_id": projector.token("<|video|>"),
+        "image_start_token_id": projector.token("<|begin_of_image|>"),
+        "image_end_token_id": projector.token("<|end_of_image|>"),
+        "video_start_token_id": projector.token("<|begin_of_video|>"),
+        "video_end_token_id": projector.token("<|end_of_video|>"),
+    }
+
+
+def _glm4v_preprocessor(projector: Projector) -> Config:
+    sizes = {
+        "shortest_edge": projector.integer(".vision.image_min_pixels", _GLM_AREA["min_pixels"]),
+        "longest_edge": projector.integer(".vision.image_max_pixels", _GLM_AREA["max_pixels"]),
+    }
+    return {
+        "image_processor_type": "Glm4vImageProcessor",
+        "resample": _BICUBIC,
+        "patch_size": projector.integer(".vision.patch_size"),
+        "merge_size": projector.integer(".vision.spatial_merge_size", _MERGED),
+        "temporal_patch_size": _FRAMES,
+        "size": sizes,
+    }
+
+
 def _paddleocr(projector: Projector, text: Config) -> Config:
     """PaddleOCR-VL. Files have the largest edge of a picture in the place of the tower's."""
     _with_sections(projector, text, "paddleocr_vl_text")
@@ -390,18 +432,22 @@ def _paddleocr_preprocessor(projector: Projector) -> Config:
     }
 
 
-def _qwen(projector: Projector, kind: str, head: str, vision: Config) -> Config:
-    common = {
+def _grid(projector: Projector) -> Config:
+    """What the configs of towers have for pictures of any size."""
+    return {
         "depth": projector.layers(),
         "num_heads": projector.integer(".vision.attention.head_count"),
         "patch_size": projector.integer(".vision.patch_size"),
         "spatial_merge_size": projector.integer(".vision.spatial_merge_size", _MERGED),
         "temporal_patch_size": _FRAMES,
     }
+
+
+def _qwen(projector: Projector, kind: str, head: str, vision: Config) -> Config:
     return {
         "architectures": [f"{head}ForConditionalGeneration"],
         "model_type": kind,
-        "vision_config": {**common, **vision},
+        "vision_config": {**_grid(projector), **vision},
         "image_token_id": projector.token("<|image_pad|>"),
         "video_token_id": projector.token("<|video_pad|>"),
         "vision_start_token_id": projector.token("<|vision_start|>"),
@@ -517,6 +563,7 @@ class _Kind:
 
 KINDS: Mapping[str, _Kind] = {
     "gemma3": _Kind(("gemma3",), _gemma3, _gemma3_preprocessor),
+    "glm4v": _Kind(("glm4",), _glm4v, _glm4v_preprocessor, output="mm.down.weight"),
     "idefics3": _Kind(("llama",), _idefics3, _idefics3_preprocessor),
     "internvl": _Kind(("llama", "qwen2", "qwen3"), _internvl, _internvl_preprocessor),
     "mlp": _Kind(("granite", "llama", "phi3", "qwen2"), _llava, _llava_preprocessor, output="mm.2.weight"),

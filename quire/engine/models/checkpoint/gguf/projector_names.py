@@ -97,6 +97,20 @@ _RULES = {
         "encoder.layers.",
         norms=("mm.soft_emb_norm",),
     ),
+    "glm4v": _Rules(
+        {**_QWEN, **{f"ffn_{side}": f"mlp.{side}_proj" for side in ("gate", "up", "down")}},
+        {
+            "v.norm_embd": "post_conv_layernorm",
+            "v.position_embd": "embeddings.position_embedding",
+            "v.post_ln": "post_layernorm",
+            "mm.patch_merger": "downsample",
+            "mm.model.fc": "merger.proj",
+            "mm.post_norm": "merger.post_projection_norm",
+            **{f"mm.{side}": f"merger.{side}_proj" for side in ("gate", "up", "down")},
+        },
+        "visual.",
+        "blocks.",
+    ),
     "idefics3": _Rules(
         _SIGLIP,
         {**_SIGLIP_MODULES, "mm.model.fc": ".model.connector.modality_projection.proj"},

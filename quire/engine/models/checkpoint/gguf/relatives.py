@@ -134,7 +134,9 @@ def _exaone_moe(facts: GgufFacts) -> Relative:
 
 
 def _glm4(facts: GgufFacts) -> Relative:
-    _refuse_sections(facts)
+    """GLM-4-0414, and the language model of GLM-4.1V, without pictures, and with them: see `projector`."""
+    if facts.optional_integer(".nextn_predict_layers"):  # GLM-OCR
+        _refuse_sections(facts)
     rope = partial_rope(facts, rope_of(facts))
     return Relative("glm4", "Glm4", {"attention_bias": _bias(facts, "attn_q"), "rope_parameters": rope})
 

@@ -394,6 +394,8 @@ class GgufNames:
             if module == "attn_k":
                 heads = self._facts.largest(".attention.head_count_kv") or heads
             return replace(piece, rows=halves(rows, heads))
+        if self._facts.architecture == "glm4" and module in ("attn_q", "attn_k"):
+            return replace(piece, rows=self._neighbours(rows))
         if self._facts.architecture in _BY_KEY_HEAD and module == "attn_qkv":
             heads = self._facts.integer(".attention.head_count")
             is_falcon = self._facts.architecture == "falcon"
@@ -415,6 +417,18 @@ class GgufNames:
         if module == "position_embd" and (offset := roberta_offset(self._facts)):
             return replace(piece, make=partial(_behind_zeros, offset))
         return piece
+
+    def _neighbours(self, rows: int) -> Tensor | None:
+        """The rows of heads whose elements that are rotated together are neighbours; None: they are in the file.
+
+        Files of models that read pictures have them in two halves of the part that is rotated.
+        """
+        rotated, dim = self._facts.optional_integer(".rope.dimension_count") or 0, self._facts.head_dim
+        if not self._facts.sequence(".rope.dimension_sections") or not 0 < rotated <= dim or rotated % 2 or rows % dim:
+            return None
+        turned = torch.arange(rotated).view(2, -1).t().flatten()
+        order = torch.cat([turned, torch.arange(rotated, dim)])
+        return (torch.arange(0, rows, dim)[:, None] + order).flatten()
 
     def _head_for_labels(self, tensor: str, module: str, kind: str) -> Piece:
         if self._facts.architecture == "qwen3":
