@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 ARCHITECTURES = {
+    "bamba": "granitehybrid",
     "falcon_h1": "falcon-h1",
     "falcon_mamba": "mamba",
     "granitemoehybrid": "granitehybrid",
     "jamba": "jamba",
+    "kimi_linear": "kimi-linear",
     "lfm2": "lfm2",
     "lfm2_moe": "lfm2moe",
     "mamba": "mamba",
@@ -24,7 +26,7 @@ ARCHITECTURES = {
     "qwen3_5_text": "qwen35",
     "qwen3_next": "qwen3next",
 }
-PAIRED = ("granitemoehybrid", "nemotron_h")
+PAIRED = ("bamba", "granitemoehybrid", "nemotron_h")
 _LAYER = re.compile(r".*\.layers\.(\d+)\.")
 _BLOCK = 32  # values of a block, whose bytes stay together
 
@@ -65,6 +67,7 @@ def _changed(config: Mapping[str, Any], name: str, weight: Array) -> Iterator[tu
         weight = weight[:, None]
     if "conv1d.weight" in name:
         weight = weight.reshape(len(weight), -1)
+        weight = weight[None, :, None] if kind == "kimi_linear" else weight
     if kind.startswith("qwen3") and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
         weight = weight + np.float32(1)
     if name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
@@ -77,6 +80,7 @@ def _changed(config: Mapping[str, Any], name: str, weight: Array) -> Iterator[tu
 def _renamed(name: str) -> str:
     """A name that the package knows."""
     name = re.sub(r"\.dt_bias$", ".dt_proj.bias", name)
+    name = re.sub(r"\.block_sparse_moe\.(gate|up|down)_proj\.", r".mlp.\1_proj.", name)  # of dense layers
     name = re.sub(r"\.expert_bias$", ".expert_bias.bias", name)
     name = re.sub(r"backbone(\.layers\.\d+)\.mixer\.experts\.", r"model\1.mlp.experts.", name)
     if re.search(r"feed_forward\.experts\.\d+\.w\d", name):
@@ -150,6 +154,9 @@ def metadata(config: Mapping[str, Any]) -> dict[str, Any]:
     kind, get = config["model_type"], config.get
     heads, hidden = get("num_attention_heads"), config["hidden_size"]
     types = get("layer_types") or get("layers_block_type")
+    if kind == "bamba":
+        attention = config["attn_layer_indices"]
+        types = ["full_attention" if i in attention else "" for i in range(config["num_hidden_layers"])]
     if kind == "jamba":
         offset, period = config["attn_layer_offset"], config["attn_layer_period"]
         types = ["full_attention" if i % period == offset else "" for i in range(config["num_hidden_layers"])]
@@ -161,9 +168,10 @@ def metadata(config: Mapping[str, Any]) -> dict[str, Any]:
     rope = get("rope_parameters") or {}
     dim = get("head_dim") or (hidden // heads if heads else None)
     eps = next(get(name) for name in ("rms_norm_eps", "norm_eps", "layer_norm_epsilon") if get(name))
+    length = get("max_position_embeddings") or get("model_max_length")
     alone = kind in ("mamba", "mamba2", "falcon_mamba")
     values = {
-        ".context_length": 1 << 20 if alone or kind == "granitemoehybrid" else config["max_position_embeddings"],
+        ".context_length": 1 << 20 if alone or kind == "granitemoehybrid" else length,
         ".embedding_length": hidden,
         ".block_count": layers,
         ".feed_forward_length": 0 if alone else get("intermediate_size"),
@@ -200,6 +208,8 @@ def _state(config: Mapping[str, Any], layers: int, dim: int | None, types: Any) 
         dense = {".feed_forward_length": -(-size // multiple) * multiple}
         moe = {".leading_dense_block_count": get("num_dense_layers"), ".expert_gating_func": 2}
         return {".shortconv.l_cache": config["conv_L_cache"], **(dense if kind == "lfm2" else moe)}
+    if kind == "kimi_linear":
+        return _kimi(config, types)
     heads = get("mamba_n_heads") or get("mamba_num_heads") or get("num_heads")
     head_dim = get("mamba_d_head") or get("mamba_head_dim") or get("head_dim")
     inner = heads * head_dim if heads else get("intermediate_size")
@@ -219,6 +229,8 @@ def _state(config: Mapping[str, Any], layers: int, dim: int | None, types: Any) 
         keys = (".attention.scale", ".embedding_scale", ".residual_scale", ".logit_scale")
         state |= {key: float(config[name]) for key, name in zip(keys, scales, strict=True)}
         state[".rope.scaling.finetuned"] = False
+    if kind == "bamba":
+        state |= {".rope.scaling.finetuned": True, ".rope.dimension_count": (dim or 0) // 2}
     if kind == "nemotron_h":
         sizes = {"moe": config["moe_intermediate_size"], "mlp": config["intermediate_size"]}
         state |= {
@@ -231,3 +243,25 @@ def _state(config: Mapping[str, Any], layers: int, dim: int | None, types: Any) 
             ".expert_group_used_count": config["topk_group"],
         }
     return state
+
+
+def _kimi(config: Mapping[str, Any], types: Any) -> dict[str, Any]:
+    rank, shared = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    return {
+        ".attention.head_count_kv": [int(kind == "full_attention") for kind in types],
+        ".ssm.conv_kernel": config["linear_conv_kernel_dim"],
+        ".kda.head_dim": config["linear_head_dim"],
+        ".attention.q_lora_rank": config["q_lora_rank"],
+        ".attention.kv_lora_rank": rank,
+        ".attention.key_length": rank + shared,
+        ".attention.key_length_mla": config["qk_nope_head_dim"] + shared,
+        ".attention.value_length_mla": config["v_head_dim"],
+        ".rope.dimension_count": shared,
+        ".rope.freq_base": None,
+        ".expert_count": config["num_experts"],
+        ".expert_used_count": config["num_experts_per_token"],
+        ".expert_shared_count": config["num_shared_experts"],
+        ".leading_dense_block_count": config["mlp_layer_types"].index("sparse"),
+        ".expert_weights_scale": float(config["routed_scaling_factor"]),
+        ".expert_gating_func": 2,
+    }

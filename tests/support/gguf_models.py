@@ -25,26 +25,38 @@ from tests.support.tokenizer import ALPHABET, CHAT_TEMPLATE, SPECIAL
 Array = NDArray[Any]
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
 ARCHITECTURES = {
+    "apertus": "apertus",
     "arcee": "arcee",
     **gguf_hybrids.ARCHITECTURES,
     "bert": "bert",
+    "bloom": "bloom",
     "cohere": "command-r",
     "cohere2": "cohere2",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
+    "deepseek_v32": "deepseek32",
     "dots1": "dots1",
     "ernie4_5": "ernie4_5",
+    "eurobert": "eurobert",
+    "jina_embeddings_v3": "jina-bert-v3",
+    "modernbert": "modern-bert",
     "ernie4_5_moe": "ernie4_5-moe",
     "exaone4": "exaone4",
+    "exaone_moe": "exaone-moe",
     "falcon": "falcon",
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
+    "glm": "chatglm",
     "glm4": "glm4",
+    "glm4v_text": "glm4",
     "glm4_moe": "glm4moe",
+    "glm_moe_dsa": "glm-dsa",
     "gemma3n_text": "gemma3n",
     "gemma4_text": "gemma4",
     "gpt_oss": "gpt-oss",
+    "gpt_neox": "gptneox",
+    "gpt2": "gpt2",
     "granite": "granite",
     "granitemoe": "granitemoe",
     "hunyuan_v1_dense": "hunyuan-dense",
@@ -57,6 +69,8 @@ ARCHITECTURES = {
     "nomic_bert": "nomic-bert",
     "olmo2": "olmo2",
     "olmo3": "olmo2",
+    "olmoe": "olmoe",
+    "paddleocr_vl_text": "paddleocr",
     "phi": "phi2",
     "phi3": "phi3",
     "qwen2": "qwen2",
@@ -77,6 +91,7 @@ ARCHITECTURES = {
 JINA = "jina-bert-v2"  # has the type of another architecture
 TOKENS = [*ALPHABET, *SPECIAL, "he", "th"]
 KINDS = [*(1 for _ in ALPHABET), *(3 for _ in SPECIAL), 1, 1]
+_KNOWN_AS = {"deepseek32": "glm-dsa"}  # an architecture with the same names, which the package has
 _EXPERT = re.compile(r"(?P<before>.*experts)\.(?P<index>\d+)\.(?P<after>.*)")
 _ALTUP = re.compile(r"(?P<before>.*altup_(?:unembed_)?projections)\.(?P<index>\d+)\.weight")
 _LEARNED = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}  # of Gemma 4
@@ -105,6 +120,7 @@ _NEVER_QUANTIZED = (
     "altup",
     "kv_b_proj",
     "classifier",
+    "head.dense",
     "pooler",
     "conv1d",
     "A_log",
@@ -203,14 +219,17 @@ def _write_tokenizer(writer: gguf.GGUFWriter) -> None:
 
 def _names(architecture: str, config: dict[str, Any]) -> Callable[[str], str]:
     """The names of tensors in files by those in checkpoints, as the package has them."""
-    arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    mapped = gguf.get_tensor_name_map(arch, config.get("num_hidden_layers") or len(config["layers_block_type"]))
+    known = _KNOWN_AS.get(architecture, architecture)
+    arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == known)
+    layers = config.get("num_hidden_layers") or config.get("n_layer") or len(config["layers_block_type"])
+    mapped = gguf.get_tensor_name_map(arch, layers)
 
     def name_of(name: str) -> str:
         if learned := next((_LEARNED[end] for end in _LEARNED if name.endswith(end)), None):
             return f"blk.{name.split('.layers.')[1].partition('.')[0]}.{learned}"
         if name.startswith("blk."):
             return name
+        name = name.removeprefix({"bloom": "transformer.", "modern-bert": "model."}.get(architecture, ""))
         found = mapped.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
         return found if found.endswith((".weight", ".bias", "ssm_a", "ssm_d")) else f"{found}.weight"
@@ -226,7 +245,13 @@ def _converted(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str
     stacks: dict[str, dict[int, Array]] = {}
     arrays: dict[str, Array] = {}
     for name, weight in weights.items():
-        if "rotary_emb" in name or "pooler" in name or "classifier" in name or "position_ids" in name:
+        if (
+            "rotary_emb" in name
+            or "pooler" in name
+            or "classifier" in name
+            or "position_ids" in name
+            or name.startswith("head.")
+        ):
             continue
         if (match := _EXPERT.fullmatch(name)) is not None:
             stacks.setdefault(f"{match['before']}.{match['after']}", {})[int(match["index"])] = weight
@@ -244,11 +269,17 @@ def _converted(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str
             arrays |= _latents(match["before"], weight, config)
         elif kind in _PAIRS and (".q_proj." in name or ".k_proj." in name):
             arrays[name] = in_pairs(weight, heads if ".q_proj." in name else kv_heads)
+        elif kind == "glm4v_text" and (".q_proj." in name or ".k_proj." in name):
+            arrays[name] = _halves_of_part(weight, config)
         elif name.endswith(".conv.conv.weight"):
             arrays[name] = weight[:, 0]
         elif "shared_expert_gate" in name:
             arrays[name] = weight[0]
-        elif kind == "falcon" and "query_key_value" in name:
+        elif "act_fn" in name:
+            continue  # lies in the metadata
+        elif kind == "gpt2" and re.search(r"(c_attn|c_proj|c_fc)\.weight", name):
+            arrays[name] = weight.T
+        elif kind in ("bloom", "falcon", "gpt_neox") and "query_key_value" in name:
             arrays[name] = _parts(weight, config)
         elif kind in ("gemma", "gemma2", "gemma3_text") and name.endswith("norm.weight"):
             arrays[name] = weight + np.float32(1)
@@ -265,10 +296,22 @@ def in_pairs(weight: Array, heads: int) -> Array:
     return weight.reshape(heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
+def _halves_of_part(weight: Array, config: dict[str, Any]) -> Array:
+    """The rotated part of each head with the neighbours in two halves."""
+    dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    rotated = int(dim * config["rope_parameters"]["partial_rotary_factor"])
+    order = [*range(0, rotated, 2), *range(1, rotated, 2), *range(rotated, dim)]
+    heads = weight.reshape(-1, dim, *weight.shape[1:])
+    turned: Array = heads[:, order].reshape(weight.shape)
+    return turned
+
+
 def _parts(weight: Array, config: dict[str, Any]) -> Array:
-    """Falcon's projection with all queries before all keys before all values."""
-    heads = config["num_attention_heads"]
-    groups = config["num_kv_heads"] if config["new_decoder_architecture"] else 1
+    """A projection with all queries before all keys before all values."""
+    heads = config.get("num_attention_heads") or config["n_head"]
+    groups = heads
+    if config["model_type"] == "falcon":
+        groups = config["num_kv_heads"] if config["new_decoder_architecture"] else 1
     by_group = weight.reshape(groups, heads // groups + 2, config["hidden_size"] // heads, *weight.shape[1:])
     parts = by_group[:, :-2], by_group[:, -2:-1], by_group[:, -1:]
     return np.concatenate([part.reshape(-1, *weight.shape[1:]) for part in parts])
@@ -345,6 +388,7 @@ def _rope_tensors(config: dict[str, Any]) -> dict[str, Any]:
 
 def _metadata(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str, Any]:
     """What llama.cpp's scripts write of a config. Keys with a dot at the beginning follow the architecture's name."""
+    config = {**config, **{name: config[early] for early, name in _EARLY_NAMES.items() if early in config}}
     get, kind = config.get, config["model_type"]
     if kind in gguf_hybrids.ARCHITECTURES:
         return gguf_hybrids.metadata(config)
@@ -353,20 +397,21 @@ def _metadata(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str,
     ropes = get("rope_parameters") or {}
     rope = ropes.get("full_attention", ropes)
     layer_norm = next(
-        (get(name) for name in ("layer_norm_eps", "norm_epsilon", "layer_norm_epsilon") if get(name)), None
+        (get(name) for name in ("layer_norm_eps", "norm_epsilon", "layer_norm_epsilon", "norm_eps") if get(name)), None
     )
     kv_heads = (get("num_kv_heads") if get("new_decoder_architecture") else 1) if kind == "falcon" else None
     values = {
         ".context_length": config["max_position_embeddings"],
         ".embedding_length": hidden,
         ".block_count": config["num_hidden_layers"],
-        ".feed_forward_length": get("ffn_hidden_size") or get("intermediate_size") or 4 * hidden,
+        ".feed_forward_length": (get("ffn_hidden_size") or get("intermediate_size") if kind != "gpt2" else None)
+        or 4 * hidden,
         ".attention.head_count": heads,
         ".attention.head_count_kv": kv_heads or get("num_key_value_heads") or heads,
         ".attention.key_length": get("head_dim"),
         ".attention.layer_norm_rms_epsilon": get("rms_norm_eps"),
         ".attention.layer_norm_epsilon": layer_norm,
-        ".attention.sliding_window": get("sliding_window") if kind in _WINDOWED else None,
+        ".attention.sliding_window": get("sliding_window") if kind in _WINDOWED else get("local_attention"),
         ".rope.freq_base": rope.get("rope_theta"),
         ".rope.dimension_count": int(dim * rope.get("partial_rotary_factor", 1.0)),
         ".attn_logit_softcapping": get("attn_logit_softcapping"),
@@ -382,8 +427,11 @@ def _metadata(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str,
         ".expert_shared_feed_forward_length": get("shared_expert_intermediate_size"),
         ".use_parallel_residual": get("use_parallel_residual"),
         **_scaling(rope, config),
-        **(_deepseek(config, rope) if kind.startswith("deepseek") else {}),
+        **(_deepseek(config, rope) if "kv_lora_rank" in config else {}),
         **(_relative(config) if kind in LLAMA_RELATIVES else {}),
+        **(_modern_bert(config) if kind == "modernbert" else {}),
+        **(_xielu(config, weights) if kind == "apertus" else {}),
+        **(_indexer(config) if "index_topk" in config else {}),
         **(_layer_inputs(config) if kind in ("gemma3n_text", "gemma4_text") else {}),
     }
     return {
@@ -392,6 +440,14 @@ def _metadata(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str,
     }
 
 
+# Names of fields in the configs of early models.
+_EARLY_NAMES = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
+    "n_positions": "max_position_embeddings",
+    "seq_length": "max_position_embeddings",
+}
 _WINDOWED = ("cohere2", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gpt_oss", "starcoder2")
 
 
@@ -447,8 +503,47 @@ def _layer_inputs(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _modern_bert(config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        ".rope.freq_base_swa": config["rope_parameters"]["sliding_attention"]["rope_theta"],
+        ".attention.sliding_window_pattern": config["global_attn_every_n_layers"],
+        ".hidden_activation": config["hidden_activation"],
+    }
+
+
+def _xielu(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str, Any]:
+    """The numbers of Apertus' activations by layer."""
+    layers = range(config["num_hidden_layers"])
+    return {
+        f"xielu.{name}": [float(weights[f"model.layers.{layer}.mlp.act_fn.{name}"].item()) for layer in layers]
+        for name in ("alpha_p", "alpha_n", "beta", "eps")
+    }
+
+
+def _indexer(config: dict[str, Any]) -> dict[str, Any]:
+    """What files of models say that attend to selected tokens."""
+    values = {
+        ".attention.indexer.head_count": config["index_n_heads"],
+        ".attention.indexer.key_length": config["index_head_dim"],
+        ".attention.indexer.top_k": config["index_topk"],
+        ".leading_dense_block_count": config["mlp_layer_types"].index("sparse"),
+    }
+    if "indexer_types" not in config:
+        return values
+    return {**values, ".attention.indexer.types": [kind == "full" for kind in config["indexer_types"]]}
+
+
 LLAMA_RELATIVES = (
-    *("dots1", "ernie4_5_moe", "exaone4", "glm4_moe", "hunyuan_v1_dense", "hunyuan_v1_moe", "llama4_text"),
+    *(
+        "dots1",
+        "ernie4_5_moe",
+        "exaone4",
+        "exaone_moe",
+        "glm4_moe",
+        "hunyuan_v1_dense",
+        "hunyuan_v1_moe",
+        "llama4_text",
+    ),
     *("minimax_m2", "olmo3"),
 )
 
@@ -460,18 +555,19 @@ def _relative(config: dict[str, Any]) -> dict[str, Any]:
     dim = get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     stretched = rope["rope_theta"] * rope["alpha"] ** (dim / (dim - 2)) if rope.get("alpha") else None
     windows = [type_ == "sliding_attention" for type_ in get("layer_types") or ()]
+    dense = config["mlp_layer_types"].index("sparse") if kind == "exaone_moe" else None
     has_plain_size = kind in ("hunyuan_v1_moe", "llama4_text", "minimax_m2")
     values = {
         ".feed_forward_length": get("intermediate_size_mlp"),
         ".rope.freq_base": stretched,
         ".attention.sliding_window": get("sliding_window") if any(windows) else None,
         ".attention.sliding_window_pattern": windows if any(windows) else None,
-        ".expert_count": get("n_routed_experts") or get("moe_num_experts"),
+        ".expert_count": get("n_routed_experts") or get("moe_num_experts") or get("num_experts"),
         ".expert_used_count": get("moe_k") or get("moe_topk"),
-        ".expert_shared_count": get("n_shared_experts") or get("moe_num_shared_experts"),
+        ".expert_shared_count": get("n_shared_experts") or get("moe_num_shared_experts") or get("num_shared_experts"),
         ".expert_feed_forward_length": get("intermediate_size") if has_plain_size else None,
         ".expert_shared_feed_forward_length": get("intermediate_size") if kind == "hunyuan_v1_moe" else None,
-        ".leading_dense_block_count": get("first_k_dense_replace", get("moe_layer_start_index")),
+        ".leading_dense_block_count": get("first_k_dense_replace", get("moe_layer_start_index")) or dense,
         ".interleave_moe_layer_step": get("interleave_moe_layer_step") or get("moe_layer_interval"),
         ".expert_weights_scale": get("routed_scaling_factor"),
         ".expert_weights_norm": get("norm_topk_prob"),
@@ -495,7 +591,7 @@ def _deepseek(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
         ".attention.value_length_mla": config["v_head_dim"],
         ".rope.dimension_count": config["qk_rope_head_dim"],
         ".rope.scaling.yarn_log_multiplier": multiplier,
-        ".leading_dense_block_count": config["first_k_dense_replace"],
+        ".leading_dense_block_count": config.get("first_k_dense_replace"),
         ".expert_count": config["n_routed_experts"],
         ".expert_shared_count": config["n_shared_experts"],
         ".expert_weights_scale": config["routed_scaling_factor"],

@@ -18,19 +18,27 @@ from tests.support.vision_models import PICTURE, VIDEO
 
 MODEL, PROJECTOR = "model.gguf", "mmproj-model-f32.gguf"
 _SEES = re.compile(
-    r"(?:model\.)?(?:(?:visual|vision_tower|vision_model|multi_modal_projector|connector)\..*|image_newline)"
+    r"(?:model\.)?(?:(?:visual|vision_tower|vision_model|mlp_AR|multi_modal_projector|connector)\..*|image_newline)"
 )
 _TEXT = re.compile(r"(?:model\.)?(?:(?:language_model|text_model)\.)?(?:model\.)?(?P<name>.*)")
 _QWEN_TOKENS = {PICTURE: "<|image_pad|>", VIDEO: "<|video_pad|>", 294: "<|vision_start|>", 295: "<|vision_end|>"}
+_PADDLE_TOKENS = {PICTURE: "<|IMAGE_PLACEHOLDER|>", VIDEO: "<|video_pad|>"}
+_PADDLE_TOKENS |= {294: "<|IMAGE_START|>", 295: "<|IMAGE_END|>"}
+_GLM_TOKENS = {PICTURE: "<|image|>", VIDEO: "<|video|>", 291: "<|begin_of_image|>", 292: "<|end_of_image|>"}
+_GLM_TOKENS |= {294: "<|begin_of_video|>", 295: "<|end_of_video|>"}
 # The kinds of projectors, and texts of tokens, by model type.
 KINDS: dict[str, tuple[str, dict[int, str]]] = {
     "gemma3": ("gemma3", {PICTURE: "<image_soft_token>", 294: "<start_of_image>", 295: "<end_of_image>"}),
+    "glm4v": ("glm4v", _GLM_TOKENS),
     "idefics3": ("idefics3", {PICTURE: "<image>"}),
     "internvl": ("internvl", {PICTURE: "<IMG_CONTEXT>"}),
     "llava": ("mlp", {PICTURE: "<image>"}),
     "llava_next": ("mlp", {PICTURE: "<unk>"}),
     "mistral3": ("pixtral", {PICTURE: "[IMG]", 291: "[IMG_BREAK]", 292: "[IMG_END]"}),
+    "qwen3_5": ("qwen3vl_merger", _QWEN_TOKENS),
+    "qwen3_5_moe": ("qwen3vl_merger", _QWEN_TOKENS),
     "qwen2_5_vl": ("qwen2.5vl_merger", _QWEN_TOKENS),
+    "paddleocr_vl": ("paddleocr", _PADDLE_TOKENS),
     "qwen2_vl": ("qwen2vl_merger", _QWEN_TOKENS),
     "qwen3_vl": ("qwen3vl_merger", _QWEN_TOKENS),
     "qwen3_vl_moe": ("qwen3vl_merger", _QWEN_TOKENS),
@@ -116,7 +124,7 @@ def _write_projector(
 def _metadata(config: dict[str, Any], vision: dict[str, Any], processor: dict[str, Any]) -> dict[str, Any]:
     """What llama.cpp's scripts write of a config."""
     kind = config["model_type"]
-    size, area = processor.get("size") or {}, kind.startswith("qwen")
+    size, area = processor.get("size") or {}, kind.startswith(("qwen", "paddle", "glm"))
     edge = vision.get("image_size", 56)
     edge = edge if isinstance(edge, int) else edge[0]
     patch = vision["patch_size"] if isinstance(vision["patch_size"], int) else vision["patch_size"][0]
@@ -148,7 +156,7 @@ def _metadata(config: dict[str, Any], vision: dict[str, Any], processor: dict[st
         "vision.feature_layer": [layers] if kind == "llava" else None,
         "vision.image_grid_pinpoints": None if canvases is None else [edge for canvas in canvases for edge in canvas],
         "vision.spatial_merge_size": config.get("spatial_merge_size"),
-        "use_gelu": vision.get("hidden_act") != "quick_gelu",
+        "use_gelu": vision.get("hidden_act") not in ("quick_gelu", "silu"),
     }
 
 
@@ -175,12 +183,10 @@ def _split(kind: str, weights: dict[str, Array], vision: dict[str, Any]) -> dict
         if kind == "mistral3" and (".q_proj." in name or ".k_proj." in name):
             arrays[name] = in_pairs(weight, vision["num_attention_heads"])
             continue
-        if kind == "qwen3_vl" or kind == "qwen3_vl_moe":
-            name = name.removeprefix("model.")
-        name = name.removeprefix("model.") if kind.startswith("qwen") else name
+        name = name.removeprefix("model.") if kind.startswith(("qwen", "glm")) else name
         if "patch_embed.proj.weight" in name:
             arrays["v.patch_embd.weight"], arrays["v.patch_embd.weight.1"] = weight[:, :, 0], weight[:, :, 1]
-        elif ".attn.qkv." in name and not kind.startswith("qwen3"):
+        elif ".attn.qkv." in name and kind.startswith("qwen2"):
             parts = np.split(weight, 3)
             arrays |= {name.replace(".qkv.", f".{side}."): part for side, part in zip("qkv", parts, strict=True)}
         elif kind == "internvl" and name.endswith(("cls_token", "position_embeddings")):
@@ -217,7 +223,10 @@ def _name(names: gguf.TensorNameMap, kind: str, name: str, vision: dict[str, Any
         return f"v.patch_embd.{suffix}"
     if kind == "internvl" and "multi_modal_projector" in name:
         return f"{_INTERN[module.rpartition('.')[2]]}.{suffix}"
-    for spelled in (name, name.replace("vision_tower.", "vision_tower.vision_model.", 1), f"model.{name}"):
+    tower = name.replace("vision_tower.", "vision_tower.vision_model.", 1).replace(
+        "visual.vision", "vision_tower.vision"
+    )
+    for spelled in (name, tower, f"model.{name}"):
         mapped = names.get_name(spelled, try_suffixes=(".weight", ".bias"))
         if mapped is not None:
             return mapped

@@ -47,7 +47,7 @@ class GroupedFormat(WeightFormat):
         return NamedWeight(f"{module}.weight", StoredGroups(size_out, size_in, read, whole.nbytes), names)
 
     @override
-    def is_part(self, name: str) -> bool:
+    def is_part(self, name: str, stored: StoredTensors) -> bool:
         return name.endswith((_SCALES, _MINIMUMS))
 
 

@@ -31,7 +31,7 @@ def read(section: Any, stored: Tensors, metadata: dict[str, str] | None = None) 
     formats = formats_of(section)
     for weight_format in formats:
         weight_format.use_metadata(metadata or {})
-    firsts = [name for name in stored if not any(weight_format.is_part(name) for weight_format in formats)]
+    firsts = [name for name in stored if not any(weight_format.is_part(name, stored) for weight_format in formats)]
     weights = [formats[0].read(name, stored) for name in firsts]
     (weight,) = filter(None, weights)
     return weight

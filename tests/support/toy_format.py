@@ -134,7 +134,7 @@ class ToyFormat(WeightFormat):
         return NamedWeight(f"{module}.weight", weight, names)
 
     @override
-    def is_part(self, name: str) -> bool:
+    def is_part(self, name: str, stored: StoredTensors) -> bool:
         return name.endswith((_HIGH, _SCALES))
 
 

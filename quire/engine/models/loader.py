@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -444,7 +444,8 @@ def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: Rank
         if pooler.sparse_head is not None:
             superseded = names.superseded(checkpoint.names(), dict(model.named_parameters()))
             tensors = ((name, tensor) for name, tensor in tensors if name not in superseded)
-        return itertools.chain(_with_label_rows(tensors, pooler), _extra_weights(folder, pooler))
+        extra = _extra_weights(folder, pooler, checkpoint.names())
+        return itertools.chain(_with_label_rows(tensors, pooler), extra)
 
     with load.cache(model, None if groups is None else groups.placement) as cache:
         filler.use_cache(cache)
@@ -640,9 +641,11 @@ def extra_files(config: ModelConfig) -> Iterator[str]:
         yield f"{inner}/model.safetensors"
 
 
-def _extra_weights(folder: Path, pooler: PoolerSpec) -> Iterator[tuple[str, Tensor]]:
-    """The weights of the modules behind the transformer."""
+def _extra_weights(folder: Path, pooler: PoolerSpec, names: Container[str] = ()) -> Iterator[tuple[str, Tensor]]:
+    """The weights of the modules behind the transformer. `names`: of weights that the checkpoint itself has."""
     for step, inner in pooler.extra_weights:
+        if f"heads.{step}.weight" in names:
+            continue
         path = folder / inner / "model.safetensors"
         if not path.is_file():
             raise BrokenFolder(f"{path} is missing: modules.json names a layer in that directory")

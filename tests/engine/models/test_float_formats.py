@@ -466,3 +466,18 @@ def test_fp8_scales_as_exponents() -> None:
     values = codes.float() * torch.exp2(exponents.float() - 127).repeat_interleave(32, 1)
     for scales in (exponents, exponents.view(torch.float8_e8m0fnu)):
         assert torch.equal(Fp8Weight(codes, scales, (1, 32)).dequantize(torch.float32), values)
+
+
+def test_scales_of_weights_that_are_not_fp8_are_weights() -> None:
+    """As the gains of a norm or of a router, which some models call `scale`."""
+    fp8_format, *_ = formats_of({"quant_method": "fp8"})
+    codes = torch.zeros(4, 4, dtype=torch.float8_e4m3fn)
+    stored = {
+        "router.scale": torch.ones(4),
+        "norm.weight": torch.ones(4),
+        "norm.scale": torch.ones(4),
+        "proj.weight": codes,
+        "proj.scale": torch.ones(1),
+    }
+    assert {name for name in stored if fp8_format.is_part(name, stored)} == {"proj.scale"}
+    assert {name for name in stored if fp8_format.read(name, stored) is not None} == {"proj.weight"}

@@ -29,12 +29,13 @@ from quire.engine.models.layers.linear import Linear
 from quire.engine.models.model_config import read_model_config
 from quire.kernels.grouped import can_pack_groups
 from quire.kernels.grouped_weight import GroupedWeight
-from tests.support import models
+from tests.support import hf_encoders, models
 from tests.support.engine import Engine, greedy, load, random_prompt
-from tests.support.gguf_models import ARCHITECTURES, JINA, write_gguf
-from tests.support.hf_encoders import hidden_states, make_encoder, pool, random_text
+from tests.support.gguf_models import ARCHITECTURES, JINA, add_value, write_gguf
+from tests.support.hf_encoders import assert_close, hidden_states, make_encoder, pool, random_text
 from tests.support.jina import JinaBert
 from tests.support.models import make_model, save_model
+from tests.support.nomic_moe import NomicMoe
 from tests.support.tokenizer import VOCAB_SIZE
 from tests.support.variants import slow_but
 
@@ -122,12 +123,34 @@ DECODERS: dict[str, dict[str, Any]] = {
     "mamba2": {"num_hidden_layers": 2},
     "falcon_h1": {"num_hidden_layers": 2, "mamba_norm_before_gate": False},
     "nemotron_h": {"layers_block_type": ["linear_attention", "full_attention", "moe"]},
+    "apertus": {},
+    "bamba": {"num_hidden_layers": 2, "mamba_proj_bias": True},
+    "bloom": {},
+    "deepseek_v32": {},
+    "exaone_moe": {},
+    "glm": {},
+    "glm_moe_dsa": {},
+    "gpt2": {},
+    "gpt_neox": {},
+    "gpt_neox-sequential": {},
+    "kimi_linear": {"n_group": 1, "topk_group": 1},
+    "olmoe": {},
 }
-NOT_QUANTIZED = ("falcon_h1",)  # factors are multiplied into its weights
+NOT_QUANTIZED = ("falcon_h1", "gpt2")  # factors are multiplied into weights; weights have their inputs first
 MISTRAL3 = "mistral3"  # other names of Llama are tried as such
 ALIKE = {"nemotron_h"}  # is tried with feed-forwards instead of experts
-SEEING = {"qwen2vl", "qwen3vl", "qwen3vlmoe"}  # are tried with their towers, in `test_gguf_projectors`
-ENCODERS = {"bert": "bert", "xlm-roberta": "t5", "nomic_bert": "bert"}  # with the kind of their tokenizers
+SEEING = {"paddleocr", "qwen2vl", "qwen3vl", "qwen3vlmoe"}  # are tried with their towers, in `test_gguf_projectors`
+# With the kind of their tokenizers.
+ENCODERS = {
+    "bert": "bert",
+    "xlm-roberta": "t5",
+    "nomic_bert": "bert",
+    "jina-v3": "t5",
+    "modernbert": "bert",
+    "modernbert-biased": "bert",
+    "eurobert": "bert",
+}
+DIRECTIONLESS = {"gemma-embedding", "llama-embed", "nomic-bert-moe"}  # are tried below
 
 
 def twins(tmp_path: Path, case: str, changes: dict[str, Any] | None = None, **options: Any) -> tuple[Path, Path]:
@@ -160,23 +183,18 @@ def test_nemotron_without_experts(tmp_path: Path) -> None:
     check_tokens(*twins(tmp_path, "nemotron_h", layers, architecture="nemotron_h", metadata={".expert_count": None}))
 
 
+def test_granite_with_a_shared_expert(tmp_path: Path) -> None:
+    """Granite 4 without state spaces, which files call by the architecture of Granite 3 with experts."""
+    changes = {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2, "position_embedding_type": "rope"}
+    check_tokens(*twins(tmp_path, "granitemoehybrid", changes, architecture="granitemoe"))
+
+
 def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
     changes = {"num_hidden_layers": 2, "linear_value_head_dim": 32}
     twin = save_model(make_model("qwen3_5", **changes), tmp_path / "twin")
     tensors = {"blk.2.nextn.eh_proj.weight": np.zeros((64, 128)), "blk.2.attn_norm.weight": np.zeros(64)}
     metadata = {".block_count": 3, ".nextn_predict_layers": 1}
     check_tokens(model_folder(write_gguf(twin, tmp_path / "m.gguf", tensors=tensors, metadata=metadata)), twin)
-
-
-def test_pictures_of_models_that_read_text_only_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "mmproj-F16.gguf").write_bytes(b"")
-    twins(tmp_path, "qwen3_5", {"num_hidden_layers": 2})
-    assert "models of the architecture qwen35 read text only, so that mmproj-F16.gguf" in caplog.text
-
-
-def test_bamba_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match=r"attention has positions \(Bamba\), which is not supported"):
-        twins(tmp_path, "granitemoehybrid", metadata={".rope.scaling.finetuned": True})
 
 
 @pytest.mark.parametrize("size", [32, 16])
@@ -201,7 +219,9 @@ def test_columns_in_another_order(size: int) -> None:
 def test_all_architectures_are_tried() -> None:
     tables = (models.DECODERS, models.STATE_SPACES, models.DELTA_NETS, models.LLAMA_RELATIVES, models.LAYER_INPUTS)
     tried = [next(table[case][0] for table in tables if case in table) for case in DECODERS]
-    assert {ARCHITECTURES[kind] for kind in (*tried, *ENCODERS)} | {JINA, MISTRAL3, *SEEING, *ALIKE} == set(CONFIGS)
+    encoders = [hf_encoders.ENCODERS[case][0] for case in ENCODERS]
+    others = {JINA, MISTRAL3, *SEEING, *ALIKE, *DIRECTIONLESS}
+    assert {ARCHITECTURES[kind] for kind in (*tried, *encoders)} | others == set(CONFIGS)
 
 
 # The families that people have files of, by what these call their architecture.
@@ -235,7 +255,10 @@ LISTED = {
         "jamba",
     ],
     "state spaces": ["mamba", "mamba2"],
-    "embedders": ["bert", "nomic-bert", "jina-bert-v2"],
+    "embedders": ["bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "gemma-embedding", "modern-bert", "eurobert"],
+    "kimi, glm 5, deepseek 3.2": ["kimi-linear", "glm-dsa", "deepseek32"],
+    "apertus, olmoe, k-exaone": ["apertus", "olmoe", "exaone-moe"],
+    "early models": ["gpt2", "gptneox", "bloom", "chatglm"],
 }
 
 
@@ -284,6 +307,42 @@ def test_encoders(tmp_path: Path, case: str) -> None:
     states, expected = (hidden_states(Engine(each), prompts) for each in (folder, twin))
     for state, other in zip(states, expected, strict=True):
         np.testing.assert_array_equal(state, other)
+
+
+@pytest.mark.parametrize(("case", "architecture"), [("gemma3", "gemma-embedding"), ("llama", "llama-embed")])
+def test_decoders_that_attend_in_both_directions(tmp_path: Path, case: str, architecture: str) -> None:
+    changes = {**_GEMMA, "use_bidirectional_attention": True} if case == "gemma3" else {"is_causal": False}
+    folder, twin = twins(tmp_path, case, changes, architecture=architecture)
+    prompts = [random_text(seed, length) for seed, length in ((1, 5), (2, 60))]
+    states, expected = (hidden_states(Engine(each), prompts) for each in (folder, twin))
+    for state, other in zip(states, expected, strict=True):
+        np.testing.assert_array_equal(state, other)
+
+
+def test_layers_behind_the_pooling(tmp_path: Path) -> None:
+    """Embeddings are those of the pooled hidden states behind two matrices."""
+    generator = np.random.default_rng(0)
+    first, second = (generator.standard_normal(shape, np.float32) for shape in ((96, 64), (64, 96)))
+    changes = {**_GEMMA, "use_bidirectional_attention": True}
+    twin = save_model(make_model("gemma3", **changes), tmp_path / "twin")
+    options: dict[str, Any] = {"architecture": "gemma-embedding", "metadata": {".pooling_type": 1}}
+    plain = model_folder(write_gguf(twin, tmp_path / "plain.gguf", **options))
+    tensors = {"dense_2.weight": first, "dense_3.weight": second}
+    folder = model_folder(write_gguf(twin, tmp_path / "dense.gguf", tensors=tensors, **options))
+    prompts = [random_text(seed, length) for seed, length in ((1, 5), (2, 40))]
+    params = PoolingParams(task="embed", use_activation=False)
+    for pooled, embedding in zip(
+        pool(Engine(plain), prompts, params), pool(Engine(folder), prompts, params), strict=True
+    ):
+        np.testing.assert_allclose(embedding, second @ (first @ pooled), rtol=1e-4, atol=1e-4)
+
+
+def test_an_encoder_with_experts(tmp_path: Path) -> None:
+    model = NomicMoe()
+    engine = Engine(model_folder(model.write(tmp_path / "m.gguf")))
+    prompts = [random_text(seed, length) for seed, length in ((1, 5), (2, 40))]
+    for state, prompt in zip(hidden_states(engine, prompts), prompts, strict=True):
+        assert_close(state, model.hidden_states(prompt))
 
 
 @pytest.mark.parametrize("qk_norm", [False, True], ids=["plain", "qk_norm"])
@@ -393,7 +452,7 @@ def write_header(
     """Write a file of an architecture with some metadata, and one tensor."""
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in metadata.items():
-        (writer.add_uint32 if isinstance(value, int) else writer.add_string)(key, value)
+        add_value(writer, key, value)
     writer.add_tensor(tensor, np.zeros(shape or (4, 32), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -410,6 +469,12 @@ def test_other_architectures_are_refused_with_those_that_are_accepted(tmp_path: 
 
 REFUSED: dict[str, tuple[dict[str, Any], type[ModelError], str]] = {
     "no context length": ({}, BrokenFolder, "no llama.attention.head_count"),
+    "more layers than tensors": (
+        {**dict.fromkeys(("llama.attention.head_count", "llama.embedding_length"), 4), "llama.block_count": 1 << 31}
+        | {"llama.attention.layer_norm_rms_epsilon": 1.0},
+        BrokenFolder,
+        "has 1 tensors, but its metadata 2147483648 layers",
+    ),
     "text for a number": (
         {"llama.attention.head_count": "four"},
         BrokenFolder,
@@ -445,18 +510,25 @@ def scores(folder: Path) -> list[Any]:
     return [score.tolist() for score in pool(Engine(folder), prompts, PoolingParams(task="score"))]
 
 
-@pytest.mark.parametrize("case", slow_but(["bert", "xlm-roberta"], "xlm-roberta"))
+HEADS = {
+    "bert": {"pooler.dense": "cls", "classifier": "cls.output"},
+    "xlm-roberta": {"classifier.dense": "cls", "classifier.out_proj": "cls.output"},
+    "modernbert": {"head.dense": "cls", "head.norm": "cls.norm", "classifier": "cls.output"},
+}
+
+
+@pytest.mark.parametrize("case", slow_but(HEADS, "xlm-roberta"))
 def test_rerankers_that_are_encoders(tmp_path: Path, case: str) -> None:
     """Their heads have two layers in files."""
     twin = tmp_path / "twin"
     model = make_encoder(case, AutoModelForSequenceClassification, num_labels=1)
-    weights = {re.sub(r"^(bert|roberta)\.", "", name): tensor for name, tensor in model.state_dict().items()}
+    weights = {re.sub(r"^(bert|roberta|model)\.", "", name): tensor for name, tensor in model.state_dict().items()}
     model.save_pretrained(twin, state_dict=dict(weights))
-    dense, output = ("pooler.dense", "classifier") if case == "bert" else ("classifier.dense", "classifier.out_proj")
     head = {
-        f"{module}.{kind}": weights[f"{name}.{kind}"].numpy()
-        for module, name in (("cls", dense), ("cls.output", output))
+        f"{stored}.{kind}": weights[f"{name}.{kind}"].numpy()
+        for name, stored in HEADS[case].items()
         for kind in ("weight", "bias")
+        if f"{name}.{kind}" in weights
     }
     metadata = {".pooling_type": 4}
     path = tmp_path / "m.gguf"
@@ -481,7 +553,11 @@ def test_rerankers_that_are_decoders(tmp_path: Path) -> None:
 
 RANKERS: dict[str, tuple[str, dict[str, Any], str]] = {
     "without a head": ("qwen3", {}, r"no tensor cls\.output\.weight"),
-    "of another architecture": ("llama", {}, "reranker or classifier of the architecture 'llama'.*bert and qwen3"),
+    "of another architecture": (
+        "llama",
+        {},
+        "reranker or classifier of the architecture 'llama'.*bert, modern-bert and qwen3",
+    ),
     "with other labels": ("qwen3", {".classifier.output_labels": ["a", "b"]}, "labels a, b, which is not supported"),
 }
 
@@ -491,6 +567,15 @@ def test_other_rerankers_are_refused(tmp_path: Path, case: str) -> None:
     name, metadata, message = RANKERS[case]
     with pytest.raises(ModelError, match=message):
         twins(tmp_path, name, metadata={".pooling_type": 4, **metadata})
+
+
+def test_a_pooling_that_no_head_has_is_refused(tmp_path: Path) -> None:
+    make_encoder("modernbert").save_pretrained(tmp_path / "twin")
+    head = {"cls.weight": np.ones((64, 64)), "cls.norm.weight": np.ones(64), "cls.output.weight": np.ones((1, 64))}
+    metadata = {".pooling_type": 4, ".classifier.pooling_type": 3}
+    path = write_gguf(tmp_path / "twin", tmp_path / "m.gguf", tensors=head, metadata=metadata)
+    with pytest.raises(UnsupportedModel, match=r"modern-bert\.classifier\.pooling_type is 3, .* are 1 \(mean\) and 2 "):
+        model_folder(path)
 
 
 def test_weights_have_scales_of_their_own(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from tests.support.vision_models import COMPOSITES, make_composite, prompt_with_
 TOKENS = 7
 CASES = [
     *("gemma3-narrow", "idefics3", "internvl", "llava", "llava_next", "mistral3"),
-    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
+    *("glm4v", "llava-siglip", "paddleocr_vl", "smolvlm"),
 ]
 
 
@@ -92,7 +93,7 @@ def answers(folder: Path) -> list[list[int]]:
     return tokens
 
 
-@pytest.mark.parametrize("case", slow_but(CASES, "gemma3-narrow", "qwen2_5_vl"))
+@pytest.mark.parametrize("case", slow_but(CASES, "gemma3-narrow", "qwen2_5_vl", "qwen3_5", "llava-siglip"))
 def test_pictures_are_seen_as_in_the_other_format(tmp_path: Path, case: str) -> None:
     file, twin = written(tmp_path, case)
     tokens = answers(model_folder(file))
@@ -101,6 +102,19 @@ def test_pictures_are_seen_as_in_the_other_format(tmp_path: Path, case: str) -> 
     (tmp_path / PROJECTOR).unlink()
     alone = Engine(model_folder(file), kv_cache_memory_bytes=8 << 20)
     assert alone.generate([5, 9, 77, 20, 31], greedy(TOKENS)).tokens == tokens[2]
+
+
+@pytest.mark.slow
+def test_several_layers_of_siglip_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Granite Vision reads them, whose pictures are divided."""
+    kind, fields = COMPOSITES["llava_next"]
+    siglip = COMPOSITES["llava-siglip"][1]["vision_config"]
+    layers = {"vision_config": {**siglip, "num_hidden_layers": 3}, "vision_feature_layer": [1, -2]}
+    text = {"text_config": {**fields["text_config"], "model_type": "granite"}}
+    others = {"vision_feature_select_strategy": "full"}
+    monkeypatch.setitem(COMPOSITES, "llava_next", (kind, {**fields, **layers, **text, **others}))
+    file, twin = written(tmp_path, "llava_next", {"vision.feature_layer": [1, 2]})
+    assert answers(model_folder(file)) == answers(twin)
 
 
 def changed(seeing: Path, target: Path, metadata: dict[str, Any], without: str = "") -> Path:
@@ -175,8 +189,11 @@ def test_towers_of_other_types_are_not_used(
 
 
 LLAVAS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "with another tower": ({}, "v.class_embd", "'mlp' with a tower other than CLIP"),
-    "of another layer": ({"clip.vision.feature_layer": [0, 1]}, "", r"clip\.vision\.feature_layer is \[0, 1\]"),
+    "of a layer that is not there": (
+        {"clip.vision.feature_layer": [0, 9]},
+        "",
+        r"clip\.vision\.feature_layer must have numbers from 0 to 1, .* not \[0, 9\]",
+    ),
     "without its last layer": ({}, "mm.2.weight", r"has no tensor mm\.2\.weight"),
 }
 

@@ -162,7 +162,7 @@ class SafetensorsCheckpoint(Checkpoint):
     def dtype(self) -> torch.dtype:
         sizes: dict[torch.dtype, int] = {}
         for name, file in self._file_of.items():
-            plain = not any(weight_format.is_part(name) for weight_format in self._formats)
+            plain = not any(weight_format.is_part(name, self._stored) for weight_format in self._formats)
             if plain and (dtype := file.dtype(name)).is_floating_point and dtype.itemsize > 1:
                 sizes[dtype] = sizes.get(dtype, 0) + file.size(name)
         return max(sizes, key=lambda dtype: sizes[dtype], default=torch.bfloat16)
@@ -195,7 +195,7 @@ class SafetensorsCheckpoint(Checkpoint):
     ) -> Iterator[tuple[str, Tensor]]:
         for file in self._files:
             for name in file.names():
-                if not any(weight_format.is_part(name) for weight_format in self._formats):
+                if not any(weight_format.is_part(name, self._stored) for weight_format in self._formats):
                     weight = self._read(file, name)
                     if weight is None:
                         yield name, file.tensor(name)

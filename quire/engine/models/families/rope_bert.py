@@ -19,11 +19,15 @@ from quire.engine.models.family import Facts, Family, RawConfig
 from quire.engine.models.specs.decoder import (
     Embeddings,
     EncoderSpec,
+    FeedForward,
     GatedMLP,
     GroupedQueryAttention,
     Layer,
     LayerNormSpec,
+    MoE,
+    PlainExperts,
     PlainMLP,
+    SoftmaxRouter,
 )
 from quire.engine.models.specs.pooler import HeadReaders
 from quire.engine.models.specs.rope import Rope
@@ -43,7 +47,11 @@ _NOMIC = (
     (_ENCODER_LAYER + r"norm1" + KIND, "attn_post_ln.{kind}"),
     (_ENCODER_LAYER + r"norm2" + KIND, "ffn_post_ln.{kind}"),
     (_ENCODER_LAYER + r"mlp\.fc(?P<part>11|12)" + KIND, "ffn.gate_up.{kind}"),
+    (_ENCODER_LAYER + r"mlp\.fc1" + KIND, "ffn.up.{kind}"),
     (_ENCODER_LAYER + r"mlp\.fc2" + KIND, "ffn.down.{kind}"),
+    (_ENCODER_LAYER + r"mlp\.router\.layer\.weight", "ffn.router.weight"),
+    (_ENCODER_LAYER + r"mlp\.experts\.(?P<expert>\d+)\.up_proj\.weight", "ffn.experts.{expert}.gate_up.weight"),
+    (_ENCODER_LAYER + r"mlp\.experts\.(?P<expert>\d+)\.down_proj\.weight", "ffn.experts.{expert}.down.weight"),
 )
 _GTE = (
     (_ENCODER_LAYER + r"attention\.qkv_proj" + KIND, "attn.qkv.{kind}"),
@@ -97,14 +105,32 @@ _GTE_NEEDED = {"layer_norm_type": "layer_norm", "position_embedding_type": "rope
 
 
 def nomic_bert(config: Any) -> EncoderSpec:
-    """Nomic Embed: BERT with a rope and gated feed-forward layers, without biases."""
+    """Nomic Embed: BERT with a rope and gated feed-forward layers, without biases; or v2, see `_nomic_moe`."""
     norm = LayerNormSpec(eps=config.layer_norm_eps)
-    attn = rope_attention(config, _rope(config), bias=False)
-    layer = Layer(
-        attn=attn, ffn=GatedMLP(size=config.intermediate_size, act=config.hidden_act), pre_norm=False, post_ln=True
-    )
+    has_experts = bool(getattr(config, "moe_every_n_layers", 0))
+    attn = rope_attention(config, _rope(config), bias=has_experts)
+    gated = GatedMLP(size=config.intermediate_size, act=config.hidden_act)
+    ffns = _nomic_moe(config) if has_experts else [gated] * config.num_hidden_layers
+    layers = [Layer(attn=attn, ffn=ffn, pre_norm=False, post_ln=True) for ffn in ffns]
     embeddings = Embeddings(types=config.type_vocab_size, norm=norm)
-    return rope_encoder(config, [layer] * config.num_hidden_layers, norm, embeddings, final_norm=False)
+    return rope_encoder(config, layers, norm, embeddings, final_norm=False)
+
+
+def _nomic_moe(config: Any) -> list[FeedForward]:
+    """The feed-forwards of Nomic Embed v2: experts in every `moe_every_n_layers`-th layer, from the second one.
+
+    Its authors' checkpoints add a bias to the result of experts, which GGUF files lack.
+    """
+    every = config.moe_every_n_layers
+    plain = PlainMLP(size=config.intermediate_size, act=config.hidden_act)
+    experts = MoE(
+        size=config.intermediate_size,
+        experts=config.num_experts,
+        top_k=config.moe_top_k,
+        router=SoftmaxRouter(renormalize=False),
+        expert=PlainExperts(act=config.hidden_act),
+    )
+    return [experts if index % every == 1 else plain for index in range(config.num_hidden_layers)]
 
 
 def gte(config: Any) -> EncoderSpec:

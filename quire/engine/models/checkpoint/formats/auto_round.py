@@ -64,7 +64,7 @@ class AutoRound(WeightFormat):
         return read(module, stored, self._layout_of(module))
 
     @override
-    def is_part(self, name: str) -> bool:
+    def is_part(self, name: str, stored: StoredTensors) -> bool:
         return name.rpartition(".")[2] in PARTS
 
     def _layout_of(self, module: str) -> PackedLayout:

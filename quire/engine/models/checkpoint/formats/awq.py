@@ -54,5 +54,5 @@ class Awq(WeightFormat):
         return self._read(module, stored, self._layout) if tensor == CODES else None
 
     @override
-    def is_part(self, name: str) -> bool:
+    def is_part(self, name: str, stored: StoredTensors) -> bool:
         return name.rpartition(".")[2] in PARTS

@@ -72,7 +72,7 @@ class BitsAndBytes(WeightFormat):
         return None
 
     @override
-    def is_part(self, name: str) -> bool:
+    def is_part(self, name: str, stored: StoredTensors) -> bool:
         return name.endswith((*_PARTS, *_INT8_PARTS))
 
 

@@ -92,7 +92,7 @@ class CompressedTensors(WeightFormat):
         return scheme.read(module, stored) if tensor == scheme.tensor else None
 
     @override
-    def is_part(self, name: str) -> bool:
+    def is_part(self, name: str, stored: StoredTensors) -> bool:
         return name.rpartition(".")[2] in _PARTS and _OF_CACHE.fullmatch(name) is None
 
     def _scheme_of(self, module: str, tensor: str) -> CompressedScheme:

@@ -25,7 +25,7 @@ from quire.kernels.linear import Quantization
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 # Suffixes of the names of a module's weight scales, and of its input scales, which are not needed.
 _WEIGHT_SCALES = (".weight_scale_inv", ".weight_scale", ".scale", ".qscale_weight")
-_NO_SCALE = ".router.scale"  # gains of a router's input (Gemma 4)
+_ANY_SCALE = ".scale"  # may also be a weight that is learned, as of Gemma 4's routers
 _INPUT_SCALES = (".activation_scale", ".input_scale", ".input_scale_ub", ".qscale_act")
 DEFAULT_BLOCK = (128, 128)
 _DIMENSIONS_OF_BLOCKS = 4  # of ModelOpt's scales
@@ -46,7 +46,7 @@ class Fp8(WeightFormat):
     @override
     def read(self, name: str, stored: StoredTensors) -> NamedWeight | None:
         candidates = _scales_of(name)
-        scales = next((candidate for candidate in candidates if candidate in stored), None)
+        scales = next((candidate for candidate in candidates if _is_scale(candidate, stored)), None)
         if scales is not None:
             return NamedWeight(name, Fp8Weight(stored[name], stored[scales], self._block), (scales,))
         if self._is_certain and (dtype := stored[name].dtype) in FP8_DTYPES:
@@ -54,13 +54,23 @@ class Fp8(WeightFormat):
         return None
 
     @override
-    def is_part(self, name: str) -> bool:
-        return name.endswith(("_scale_inv", *_WEIGHT_SCALES, *_INPUT_SCALES)) and not name.endswith(_NO_SCALE)
+    def is_part(self, name: str, stored: StoredTensors) -> bool:
+        if name.endswith(_ANY_SCALE):
+            return _is_scale(name, stored)
+        return name.endswith(("_scale_inv", *_WEIGHT_SCALES, *_INPUT_SCALES))
 
     @override
     def requantized(self, quantization: Quantization) -> Quantization:
         blocks = self._is_certain and self._block == (BLOCK, BLOCK)
         return "fp8_blocks" if blocks and quantization == "fp8" else quantization
+
+
+def _is_scale(name: str, stored: StoredTensors) -> bool:
+    """Whether a tensor is there, and if its name may mean something else, belongs to a weight in FP8."""
+    if name not in stored or not name.endswith(_ANY_SCALE):
+        return name in stored
+    weight = f"{name.removesuffix(_ANY_SCALE)}.weight"
+    return weight in stored and stored[weight].dtype in FP8_DTYPES
 
 
 def _scales_of(name: str) -> tuple[str, ...]:

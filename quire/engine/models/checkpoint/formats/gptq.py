@@ -55,7 +55,7 @@ class Gptq(WeightFormat):
         return read_gptq(module, stored, self._layout if rule is None else rule.layout)
 
     @override
-    def is_part(self, name: str) -> bool:
+    def is_part(self, name: str, stored: StoredTensors) -> bool:
         return name.rpartition(".")[2] in PARTS
 
 

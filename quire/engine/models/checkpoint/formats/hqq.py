@@ -80,7 +80,7 @@ class Hqq(WeightFormat):
         return NamedWeight(f"{module}.weight", weight.in_groups(groups, stored_bytes), names)
 
     @override
-    def is_part(self, name: str) -> bool:
+    def is_part(self, name: str, stored: StoredTensors) -> bool:
         part = name.rpartition(".")[2]
         return part in _OPTIONS or part in _TENSORS or part in _REFUSED
 

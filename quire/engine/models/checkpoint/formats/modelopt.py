@@ -54,7 +54,7 @@ class _FloatFormat(WeightFormat, ABC):
         )
 
     @override
-    def is_part(self, name: str) -> bool:
+    def is_part(self, name: str, stored: StoredTensors) -> bool:
         return name.rpartition(".")[2] in _PARTS
 
 

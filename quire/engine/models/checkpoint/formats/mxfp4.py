@@ -45,7 +45,7 @@ class Mxfp4(WeightFormat):
         return NamedWeight(weight, Mxfp4Weight(codes, stored[scales]), (scales,))
 
     @override
-    def is_part(self, name: str) -> bool:
+    def is_part(self, name: str, stored: StoredTensors) -> bool:
         return name.endswith("_scales")
 
 

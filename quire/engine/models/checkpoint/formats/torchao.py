@@ -58,7 +58,7 @@ class TorchAO(WeightFormat):
         raise UnsupportedModel(f"{weight} is a {kind} of torchao, which is not supported; supported are {accepted}")
 
     @override
-    def is_part(self, name: str) -> bool:
+    def is_part(self, name: str, stored: StoredTensors) -> bool:
         return name.rpartition(".")[2] in _PARTS
 
 

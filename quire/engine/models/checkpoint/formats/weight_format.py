@@ -120,7 +120,7 @@ class WeightFormat(ABC):
         """
 
     @abstractmethod
-    def is_part(self, name: str) -> bool:
+    def is_part(self, name: str, stored: StoredTensors) -> bool:
         """Whether a tensor is read with the first one of a weight, such as scales, or is not needed at all."""
 
     def requantized(self, quantization: Quantization) -> Quantization:

@@ -46,12 +46,18 @@ class GgufCheckpoint(Checkpoint):
         self._owner = {name: file for file in self._files for name in file.tensors}
         if len(self._owner) < sum(len(file.tensors) for file in self._files):
             raise BrokenFolder(f"{names[0]} and the file with its projector both have tensors of some name")
-        pieces = _pieces(GgufNames(facts_of(text)), text)
+        names_of_text = GgufNames(facts_of(text))
+        pieces = _pieces(names_of_text, text)
         if projector:
             pieces |= _pieces(ProjectorNames(facts_of(projector)), projector)
         self._pieces = {
             tensor: [(name, piece) for piece in tensor_pieces if (name := plain_name(piece.name)) is not None]
             for tensor, tensor_pieces in pieces.items()
+        }
+        self._numbers_of = {
+            plain: numbers
+            for name, numbers in names_of_text.numbers().items()
+            if (plain := plain_name(name)) is not None
         }
         self._tensor_of = {name: tensor for tensor, pieces in self._pieces.items() for name, _ in pieces}
 
@@ -64,7 +70,7 @@ class GgufCheckpoint(Checkpoint):
     @property
     @override
     def num_tensors(self) -> int:
-        return len(self._tensor_of)
+        return len(self._tensor_of) + len(self._numbers_of)
 
     @property
     @override
@@ -83,10 +89,12 @@ class GgufCheckpoint(Checkpoint):
 
     @override
     def names(self) -> Set[str]:
-        return self._tensor_of.keys()
+        return self._tensor_of.keys() | self._numbers_of.keys()
 
     @override
     def dtype_of(self, name: str) -> torch.dtype:
+        if name in self._numbers_of:
+            return torch.float32
         return PLAIN.get(self._info(self._tensor_of[name]).kind.name, torch.bfloat16)
 
     @override
@@ -103,6 +111,8 @@ class GgufCheckpoint(Checkpoint):
     def tensors(
         self, dtype: torch.dtype, progress: Progress, taker: WeightTaker | None = None
     ) -> Iterator[tuple[str, Tensor]]:
+        for name, stated in self._numbers_of.items():
+            yield name, torch.tensor(stated)
         for tensor, pieces in self._pieces.items():
             for name, piece in pieces:
                 weight = self._made(tensor, piece) if piece.make is not None else self._part(tensor, piece)

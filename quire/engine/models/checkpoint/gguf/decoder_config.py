@@ -6,15 +6,24 @@ from typing import Any
 
 from quire.engine.models.checkpoint.gguf.facts import GgufFacts
 from quire.engine.models.checkpoint.gguf.rope import check_whole_heads, rope_of
+from quire.engine.models.errors import BrokenFolder
 
 Config = dict[str, Any]
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+SLIDING, FULL = "sliding_attention", "full_attention"  # types of layers
 EXPERTS, SHARED = "blk.0.ffn_up_exps.weight", "blk.0.ffn_up_shexp.weight"
 
 
 def num_layers(facts: GgufFacts) -> int:
-    """Layers, without those that predict further tokens."""
-    return facts.integer(".block_count") - (facts.optional_integer(".nextn_predict_layers") or 0)
+    """Layers, of which each has tensors in the file, without those that predict further tokens.
+
+    Raises:
+        BrokenFolder: there are fewer tensors than layers, or no layers.
+    """
+    layers = facts.integer(".block_count") - (facts.optional_integer(".nextn_predict_layers") or 0)
+    if not 0 < layers <= len(facts.shapes):
+        raise BrokenFolder(f"{facts.file} has {len(facts.shapes)} tensors, but its metadata {layers} layers")
+    return layers
 
 
 def decoder(facts: GgufFacts, model_type: str, head: str, **fields: Any) -> Config:
@@ -72,3 +81,20 @@ def granite_decoder(facts: GgufFacts, model_type: str, head: str, **fields: Any)
         logits_scaling=facts.optional_number(".logit_scale") or 1.0,
         **fields,
     )
+
+
+def alternating(layers: int, period: int) -> list[str]:
+    """Types of layers, of which every `period`-th attends to all positions."""
+    return [SLIDING if (index + 1) % period else FULL for index in range(layers)]
+
+
+def layer_types(facts: GgufFacts, period: int) -> list[str]:
+    """Types of layers: as the file says, or every `period`-th attends to all positions."""
+    layers, key = num_layers(facts), ".attention.sliding_window_pattern"
+    stored = facts.metadata.get(facts.architecture + key)
+    if stored is None or type(stored) is int:
+        return alternating(layers, stored or period)
+    flags = facts.sequence(key)
+    if len(flags) != layers:
+        raise BrokenFolder(f"{facts.file}: {facts.architecture}{key} has {len(flags)} values for {layers} layers")
+    return [SLIDING if flag else FULL for flag in flags]

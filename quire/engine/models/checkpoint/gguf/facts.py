@@ -86,6 +86,16 @@ class GgufFacts:
             raise BrokenFolder(f"{self.file}: {self._full(key)} has {len(values)} values for {layers} layers")
         return values[:layers]
 
+    def numbers_by_layer(self, key: str, layers: int) -> list[float]:
+        """The number under a key for each layer; raises as `by_layer` does."""
+        value = self._needed(key, self._value(key))
+        values = [*value] if isinstance(value, Sequence) and not isinstance(value, str) else [value] * layers
+        if any(type(number) not in (int, float) for number in values):
+            raise self._wrong(key, value, "a number, or one for each layer")
+        if len(values) < layers:
+            raise BrokenFolder(f"{self.file}: {self._full(key)} has {len(values)} values for {layers} layers")
+        return [float(number) for number in values[:layers]]
+
     def largest(self, key: str) -> int:
         """The integer under a key, or the largest of those of layers; 0 if the file has none."""
         value = self._value(key)

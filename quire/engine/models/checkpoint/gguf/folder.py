@@ -23,7 +23,6 @@ import tokenizers
 from quire.engine.models.checkpoint.gguf.architectures import config_of, pooling_of
 from quire.engine.models.checkpoint.gguf.container import open_parts, parts_of
 from quire.engine.models.checkpoint.gguf.facts import GgufFacts, facts_of
-from quire.engine.models.checkpoint.gguf.hybrids import TEXT_ONLY
 from quire.engine.models.checkpoint.gguf.projector import ARCHITECTURE, KINDS, Projector, kind_of
 from quire.engine.models.checkpoint.gguf.tokenizer import GgufTokenizer
 from quire.engine.models.errors import BrokenFolder, ModelError, UnsupportedModel
@@ -32,10 +31,11 @@ from quire.engine.models.user_cache import user_cache
 logger = logging.getLogger(__name__)
 METHOD = "gguf"  # `quant_method` in the config of such a folder
 PROJECTOR = "mmproj.gguf"  # name of the link to the file with the part that reads pictures
-_VERSION = 4  # of what is written; folders of others are not used
+_VERSION = 5  # of what is written; folders of others are not used
 _MOST_FOLDERS = 32
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
 _PROJECTOR = "mmproj"  # in the names of files with the part of a model that reads pictures
+_DENSE = ("dense_2.weight", "dense_3.weight")  # layers behind the pooling
 _EXACT = ("BF16", "F16", "F32")  # kinds of numbers in such files, best first
 # Files beside a GGUF file that take the place of what it says about its tokenizer.
 _TOKENIZER, _TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -145,13 +145,6 @@ def _projector(candidates: Sequence[Path], text: GgufFacts, *, is_only: bool) ->
             f"{text.file} is the part of a model that reads pictures; give the path of the file with its language "
             "model, and leave this one beside it"
         )
-    if candidates and text.architecture in TEXT_ONLY:
-        logger.warning(
-            "%s reads no pictures: models of the architecture %s read text only, so that %s, which lies beside it, is "
-            "not used",
-            *(text.file, text.architecture, candidates[0].name),
-        )
-        return None
     refusal: ModelError | None = None
     for path in candidates:
         try:
@@ -236,7 +229,7 @@ def _write(folder: Path, files: Sequence[Path], facts: GgufFacts, projector: Pro
         _dump(folder / _TOKENIZER_CONFIG, tokenizer.config())
     _dump(folder / "generation_config.json", tokenizer.generation())
     if (pooling := pooling_of(facts)) is not None:
-        _write_modules(folder, config, pooling)
+        _write_modules(folder, config, pooling, _dense_layers(facts))
     if projector is None:
         links.pop(PREPROCESSOR, None)
     else:
@@ -254,10 +247,30 @@ def _check_tokenizer(path: Path, file: str) -> None:
         raise BrokenFolder(f"{file}: its tokenizer cannot be used: {error}") from error
 
 
-def _write_modules(folder: Path, config: Mapping[str, Any], pooling: str) -> None:
-    """Write the modules that sentence-transformers has behind the model."""
+def _dense_layers(facts: GgufFacts) -> list[tuple[int, ...]]:
+    """The shapes of the layers behind the pooling.
+
+    Raises:
+        BrokenFolder: one is no matrix.
+    """
+    shapes = [facts.shapes[name] for name in _DENSE if name in facts.shapes]
+    for shape in shapes:
+        if len(shape) != 2:
+            raise BrokenFolder(f"{facts.file}: {' and '.join(_DENSE)} must be matrices, but a shape is {shape}")
+    return shapes
+
+
+def _write_modules(folder: Path, config: Mapping[str, Any], pooling: str, layers: Sequence[tuple[int, ...]]) -> None:
+    """Write the modules that sentence-transformers has behind the model.
+
+    `layers`: shapes of the weights of those behind the pooling, which lie in the file.
+    """
     names = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token", "lasttoken": "pooling_mode_lasttoken"}
-    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    dense = {f"{index}_Dense": "Dense" for index in range(2, len(layers) + 2)}
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", **dense, f"{len(layers) + 2}_Normalize": "Normalize"}
+    for path, (size_out, size_in) in zip(dense, layers, strict=True):
+        (folder / path).mkdir()
+        _dump(folder / path / "config.json", {"in_features": size_in, "out_features": size_out, "bias": False})
     modules = [
         {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for index, (path, kind) in enumerate(kinds.items())

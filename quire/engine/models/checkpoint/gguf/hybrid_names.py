@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from quire.engine.models.checkpoint.gguf.facts import GgufFacts
-from quire.engine.models.checkpoint.gguf.hybrids import value_heads_by_key
+from quire.engine.models.checkpoint.gguf.hybrids import is_bamba, value_heads_by_key
 from quire.engine.models.checkpoint.gguf.rules import (
     ATTENTION,
     DECODER,
     EXPERTS,
+    LATENT,
     LLAMA,
     MLP,
     QWEN2_MOE,
@@ -38,6 +39,11 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
 def _taps(tensors: Sequence[Tensor]) -> Tensor:
     """(channels, width) of a convolution, which files have with further dimensions of size 1."""
     return tensors[0].reshape(-1, tensors[0].shape[-1])
+
+
+def _channels(tensors: Sequence[Tensor]) -> Tensor:
+    """(channels, 1, width) of a convolution."""
+    return _taps(tensors)[:, None]
 
 
 def _by(make: Make) -> Change:
@@ -155,6 +161,30 @@ _GRANITE = Rules(
     whole=_mixer_whole("mamba"),
     changes=_MIXER_CHANGES,
 )
+_BAMBA = replace(
+    _GRANITE,
+    layer={**ATTENTION, **_mixer("mamba"), **_FEED_FORWARD, "ffn_norm": "pre_ff_layernorm"},
+    modules=_HYBRID_MODULES,
+)
+_KIMI = Rules(
+    {
+        **LLAMA,
+        **LATENT,
+        **{f"{name}_exps": f"block_sparse_moe.experts.{{}}.{module[4:]}" for name, module in MLP.items()},
+        **{f"{name}_shexp": f"block_sparse_moe.shared_experts.{module[4:]}" for name, module in MLP.items()},
+        "ffn_gate_inp": "block_sparse_moe.gate",
+        **{f"ssm_conv1d_{part}": f"self_attn.{part}_conv1d" for part in "qkv"},
+        **{f"ssm_{gate}_{side}": f"self_attn.{gate}_{side}_proj" for gate in "fg" for side in "ab"},
+        "ssm_beta": "self_attn.b_proj",
+        "ssm_norm": "self_attn.o_norm",
+    },
+    whole={
+        "ssm_a": "self_attn.A_log",
+        "ssm_dt.bias": "self_attn.dt_bias",
+        "exp_probs_b.bias": "block_sparse_moe.gate.e_score_correction_bias",
+    },
+    changes={"ssm_a": _by(_log_rates), **{f"ssm_conv1d_{part}.weight": _by(_channels) for part in "qkv"}},
+)
 _FALCON_H1 = Rules(
     {**ATTENTION, **_mixer("mamba"), **_FEED_FORWARD, "ffn_norm": "pre_ff_layernorm"},
     _HYBRID_MODULES,
@@ -213,6 +243,7 @@ _RULES = {
     "falcon-h1": _FALCON_H1,
     "granitehybrid": _GRANITE,
     "jamba": _JAMBA,
+    "kimi-linear": _KIMI,
     "lfm2": _LFM2,
     "lfm2moe": _LFM2,
     "mamba": replace(_MAMBA2, whole=_mixer_whole("mixer", has_heads=False)),
@@ -227,4 +258,6 @@ _RULES = {
 
 def hybrid_rules(facts: GgufFacts) -> Rules | None:
     """The rules of a model with states; None: it has none."""
+    if is_bamba(facts):
+        return _BAMBA
     return _RULES.get(facts.architecture)

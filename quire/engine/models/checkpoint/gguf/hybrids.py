@@ -23,24 +23,9 @@ from quire.engine.models.checkpoint.gguf.facts import GgufFacts
 from quire.engine.models.checkpoint.gguf.rope import partial_rope, rope_of
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 
-TEXT_ONLY = ("qwen35", "qwen35moe")  # what lies beside them for pictures is not read
 _LINEAR, _FULL = "linear_attention", "full_attention"
 _KV_HEADS, _FEED_FORWARD = ".attention.head_count_kv", ".feed_forward_length"
 _SIGMOID = 2  # value of expert_gating_func
-_ANY_LENGTH = 1 << 20  # context that llama.cpp's converter writes for models whose configs name none
-_GRANITE_CONTEXT = 131072  # of the hybrids that were published; files have the number above
-
-
-def layers_of(facts: GgufFacts) -> int:
-    """Layers, of which each has tensors in the file.
-
-    Raises:
-        BrokenFolder: there are fewer tensors than layers.
-    """
-    layers = num_layers(facts)
-    if not 0 < layers <= len(facts.shapes):
-        raise BrokenFolder(f"{facts.file} has {len(facts.shapes)} tensors, but its metadata {layers} layers")
-    return layers
 
 
 def kv_heads_of(facts: GgufFacts) -> int:
@@ -49,7 +34,7 @@ def kv_heads_of(facts: GgufFacts) -> int:
     Raises:
         UnsupportedModel: the numbers differ.
     """
-    counts = {count for count in facts.by_layer(_KV_HEADS, layers_of(facts)) if count}
+    counts = {count for count in facts.by_layer(_KV_HEADS, num_layers(facts)) if count}
     if len(counts) > 1:
         raise UnsupportedModel(
             f"{facts.file}: {facts.architecture}{_KV_HEADS} has different numbers of heads, which is not supported"
@@ -59,7 +44,7 @@ def kv_heads_of(facts: GgufFacts) -> int:
 
 def _types(facts: GgufFacts) -> list[str]:
     """Types of layers. Those without heads of keys have a state."""
-    return [_FULL if count else _LINEAR for count in facts.by_layer(_KV_HEADS, layers_of(facts))]
+    return [_FULL if count else _LINEAR for count in facts.by_layer(_KV_HEADS, num_layers(facts))]
 
 
 def _uniform(facts: GgufFacts, **values: int) -> GgufFacts:
@@ -88,7 +73,7 @@ def _has(facts: GgufFacts, module: str) -> bool:
 
 def _delta_net(facts: GgufFacts) -> Config:
     """What the configs of models with the gated delta rule have. Files name its sizes as those of a state space."""
-    layers = layers_of(facts)
+    layers = num_layers(facts)
     flags = list(facts.sequence(".attention.recurrent_layers"))[:layers]
     period = facts.optional_integer(".full_attention_interval") or 4
     if not flags:
@@ -126,7 +111,7 @@ def _delta_net_experts(facts: GgufFacts) -> Config:
 
 
 def _qwen35(facts: GgufFacts) -> Config:
-    """Qwen 3.5 and 3.6, dense: the language model."""
+    """Qwen 3.5 and 3.6, dense, without pictures, and with them: see `projector`."""
     return rms_decoder(facts, "qwen3_5_text", "Qwen3_5", **_delta_net(facts))
 
 
@@ -160,17 +145,14 @@ def _mamba2_sizes(facts: GgufFacts) -> Config:
 
 
 def _granite_hybrid(facts: GgufFacts) -> Config:
-    """Granite 4, whose attention has no positions."""
+    """Granite 4, whose attention has no positions, and Bamba, whose attention has them."""
     hidden = facts.integer(".embedding_length")
     sizes = {**_mamba2_sizes(facts), "mamba_expand": _share(facts, ".ssm.inner_size", hidden)}
+    if is_bamba(facts):
+        return _bamba(facts, sizes)
     experts = facts.optional_integer(".expert_count") or 0
-    if facts.flag(".rope.scaling.finetuned") is not False:
-        raise UnsupportedModel(
-            f"{facts.file} is a granitehybrid model whose attention has positions (Bamba), which is not supported; "
-            "supported are those of Granite 4, with granitehybrid.rope.scaling.finetuned = false"
-        )
     shared = facts.rows("blk.0.ffn_up_shexp.weight" if experts else "blk.0.ffn_up.weight")
-    config = granite_decoder(
+    return granite_decoder(
         _uniform(facts),
         "granitemoehybrid",
         "GraniteMoeHybrid",
@@ -182,9 +164,66 @@ def _granite_hybrid(facts: GgufFacts) -> Config:
         num_local_experts=experts,
         num_experts_per_tok=facts.integer(".expert_used_count") if experts else 0,
     )
-    if config["max_position_embeddings"] == _ANY_LENGTH:
-        config["max_position_embeddings"] = _GRANITE_CONTEXT
-    return config
+
+
+def is_bamba(facts: GgufFacts) -> bool:
+    """Whether a file of the architecture `granitehybrid` has Bamba."""
+    return facts.architecture == "granitehybrid" and facts.flag(".rope.scaling.finetuned") is not False
+
+
+def _bamba(facts: GgufFacts, sizes: Config) -> Config:
+    """Bamba. `sizes`: of its state space.
+
+    Raises:
+        UnsupportedModel: it has experts.
+    """
+    if facts.optional_integer(".expert_count"):
+        raise UnsupportedModel(f"{facts.file} is a Bamba model with experts, which is not supported")
+    return rms_decoder(
+        _uniform(facts),
+        "bamba",
+        "Bamba",
+        **sizes,
+        attn_layer_indices=[index for index, kind in enumerate(_types(facts)) if kind == _FULL],
+        attention_bias=_has(facts, "attn_q.bias"),
+        mlp_bias=_has(facts, "ffn_gate.bias"),
+        rope_parameters=partial_rope(facts, rope_of(facts)),
+    )
+
+
+def _kimi_linear(facts: GgufFacts) -> Config:
+    """Kimi Linear, whose attention is latent and has no positions."""
+    layers = num_layers(facts)
+    _check_sigmoid(facts)
+    keys, heads = facts.integer(".attention.key_length_mla"), facts.integer(".attention.head_count")
+    shared = facts.integer(".rope.dimension_count")
+    groups, top_groups = _expert_groups(facts)
+    dense = facts.optional_integer(".leading_dense_block_count") or 0
+    return rms_decoder(
+        _uniform(facts),
+        "kimi_linear",
+        "KimiLinear",
+        num_key_value_heads=heads,
+        layer_types=_types(facts),
+        linear_num_heads=heads,
+        linear_head_dim=facts.integer(".kda.head_dim"),
+        linear_conv_kernel_dim=facts.integer(".ssm.conv_kernel"),
+        q_lora_rank=facts.optional_integer(".attention.q_lora_rank"),
+        kv_lora_rank=facts.integer(".attention.kv_lora_rank"),
+        qk_rope_head_dim=shared,
+        qk_nope_head_dim=keys - shared,
+        v_head_dim=facts.integer(".attention.value_length_mla"),
+        mlp_layer_types=["dense" if index < dense else "sparse" for index in range(layers)],
+        num_local_experts=facts.integer(".expert_count"),
+        num_experts_per_tok=facts.integer(".expert_used_count"),
+        n_shared_experts=facts.integer(".expert_shared_count"),
+        moe_intermediate_size=facts.integer(".expert_feed_forward_length"),
+        routed_scaling_factor=facts.optional_number(".expert_weights_scale") or 1.0,
+        norm_topk_prob=True,
+        n_group=groups,
+        topk_group=top_groups,
+        attention_bias=False,
+    )
 
 
 def _falcon_h1(facts: GgufFacts) -> Config:
@@ -206,7 +245,7 @@ def _falcon_h1(facts: GgufFacts) -> Config:
 
 def _nemotron_h(facts: GgufFacts) -> Config:
     """Nemotron-H and Nemotron 3, whose layers are one thing alone."""
-    layers = layers_of(facts)
+    layers = num_layers(facts)
     sizes = facts.by_layer(_FEED_FORWARD, layers)
     experts = facts.optional_integer(".expert_count") or 0
     types = [kind if not size else "moe" if experts else "mlp" for kind, size in zip(_types(facts), sizes, strict=True)]
@@ -272,7 +311,7 @@ def _expert_groups(facts: GgufFacts) -> tuple[int, int]:
 
 
 def _jamba(facts: GgufFacts) -> Config:
-    layers, hidden = layers_of(facts), facts.integer(".embedding_length")
+    layers, hidden = num_layers(facts), facts.integer(".embedding_length")
     attention = [index for index, kind in enumerate(_types(facts)) if kind == _FULL]
     experts = [index for index in range(layers) if f"blk.{index}.ffn_gate_inp.weight" in facts.shapes]
     attention_period, attention_offset = _rhythm(facts, "attention", attention, layers)
@@ -319,7 +358,7 @@ def _states_alone(facts: GgufFacts, model_type: str, head: str, **fields: Any) -
         "architectures": [f"{head}ForCausalLM"],
         "model_type": model_type,
         "hidden_size": facts.integer(".embedding_length"),
-        "num_hidden_layers": layers_of(facts),
+        "num_hidden_layers": num_layers(facts),
         "vocab_size": facts.shape(EMBEDDING)[0],
         "state_size": facts.integer(".ssm.state_size"),
         "conv_kernel": facts.integer(".ssm.conv_kernel"),
@@ -402,6 +441,7 @@ HYBRIDS: dict[str, Callable[[GgufFacts], Config]] = {
     "falcon-h1": _falcon_h1,
     "granitehybrid": _granite_hybrid,
     "jamba": _jamba,
+    "kimi-linear": _kimi_linear,
     "lfm2": _lfm2,
     "lfm2moe": _lfm2moe,
     "mamba": _mamba,

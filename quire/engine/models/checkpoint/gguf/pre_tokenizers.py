@@ -145,6 +145,30 @@ _SEED = PreTokenizer(
         _BYTES,
     )
 )
+_BLOOM = PreTokenizer((_split(r" ?[^(\s|.,!?…。，、।۔،)]+"), _BYTES))
+# As o200k, but Chinese characters are words of their own.
+_NO_HAN_UPPER, _NO_HAN_LOWER = f"[{_UPPER[1:-1]}&&[^\\p{{Han}}]]", f"[{_LOWER[1:-1]}&&[^\\p{{Han}}]]"
+_KIMI = PreTokenizer(
+    (
+        _split(
+            rf"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?{_NO_HAN_UPPER}*{_NO_HAN_LOWER}+{_CONTRACTIONS}?"
+            rf"|[^\r\n\p{{L}}\p{{N}}]?{_NO_HAN_UPPER}+{_NO_HAN_LOWER}*{_CONTRACTIONS}?"
+            rf"|\p{{N}}{{1,3}}|{_MARKS_AND_SPACES}"
+        ),
+        _BYTES,
+    ),
+    ignore_merges=True,
+)
+# Words with spaces between them are one.
+_EXAONE_MOE = PreTokenizer(
+    (
+        _split(
+            rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+            r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+        ),
+        _BYTES,
+    )
+)
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **dict.fromkeys(("gpt-2", "phi-2", "mellum", "gigachat", "a.x-4.0", "exaone4", "trillion"), _GPT2),
     **dict.fromkeys(("jina-es", "jina-de", "jina-v2-es", "jina-v2-de", "jina-v1-en", "jina-v2-code"), _GPT2),
@@ -155,6 +179,9 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), _CL100K),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan"), _QWEN2),
     "qwen35": _WITH_MARKS,
+    "bloom": _BLOOM,
+    "exaone-moe": _EXAONE_MOE,
+    "kimi-k2": _KIMI,
     "seed-coder": _SEED,
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), _GPT4O),
     "tekken": _TEKKEN,

@@ -6,6 +6,7 @@ for them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +23,8 @@ PATCHES = "v.patch_embd.weight"
 _BICUBIC, _BILINEAR, _LANCZOS = 3, 2, 1  # Pillow's numbers
 _QWEN_AREA = {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 128 * 128}  # of Qwen2-VL and Qwen2.5-VL; not in files
 _QWEN3_AREA = {"min_pixels": 256 * 256, "max_pixels": 4096 * 4096}
-_MERGED, _FRAMES, _WINDOW = 2, 2, 112  # of Qwen-VL
+_GLM_AREA = {"min_pixels": 112 * 112, "max_pixels": 112 * 112 * 768}  # of GLM-4.1V
+_MERGED, _FRAMES, _WINDOW = 2, 2, 112  # of Qwen-VL and GLM-V
 _GEMMA_POOLED = 4  # patches along the edge of a token of Gemma 3
 _INTERN_TILES = (1, 12)
 NEWLINES = ("v.image_newline", "model.image_newline")  # of LLaVA 1.6, as newer and older files name it
@@ -234,30 +236,18 @@ def _internvl_preprocessor(projector: Projector) -> Config:
 
 
 def _llava(projector: Projector, _: Config) -> Config:
-    """LLaVA 1.5 and 1.6 with CLIP. Files have its layers up to the one that is read."""
+    """LLaVA 1.5 and 1.6 with CLIP or SigLIP. Files have its layers up to the last one that is read."""
     facts = projector.facts
-    if _CLASS not in facts.shapes or _SECOND_NORM in facts.shapes:
+    if _SECOND_NORM in facts.shapes:
         raise UnsupportedModel(
-            f"{facts.file} has a projector of the type 'mlp' with a tower other than CLIP, or with norms between its "
-            "layers, which is not supported"
+            f"{facts.file} has a projector of the type 'mlp' with norms between its layers, which is not supported"
         )
-    layers, read = projector.layers(), list(facts.sequence(".vision.feature_layer"))
-    if read not in ([], [layers]):
-        raise UnsupportedModel(
-            f"{facts.file}: clip.vision.feature_layer is {read!r:.40}, which is not supported; supported is the last "
-            f"layer, {layers}"
-        )
-    vision = {
-        "model_type": "clip_vision_model",
-        **_encoder(projector),
-        "hidden_act": "gelu" if facts.flag(".use_gelu") else "quick_gelu",
-    }
     config: Config = {
         "architectures": ["LlavaForConditionalGeneration"],
         "model_type": "llava",
-        "vision_config": vision,
-        "vision_feature_layer": -1,
-        "vision_feature_select_strategy": "default",
+        "vision_config": _llava_tower(projector),
+        "vision_feature_layer": _feature_layers(projector),
+        "vision_feature_select_strategy": "full" if is_siglip(facts) else "default",
         "image_token_index": projector.token(*_LLAVA_TOKENS),
     }
     if not is_llava_next(facts):
@@ -268,6 +258,34 @@ def _llava(projector: Projector, _: Config) -> Config:
         "model_type": "llava_next",
         "image_grid_pinpoints": _canvases(facts),
     }
+
+
+def _llava_tower(projector: Projector) -> Config:
+    if is_siglip(projector.facts):
+        return {
+            "model_type": "siglip_vision_model",
+            "vision_use_head": False,
+            **_encoder(projector),
+            "hidden_act": "gelu_pytorch_tanh",
+        }
+    act = "gelu" if projector.facts.flag(".use_gelu") else "quick_gelu"
+    return {"model_type": "clip_vision_model", **_encoder(projector), "hidden_act": act}
+
+
+def _feature_layers(projector: Projector) -> int | list[int]:
+    """The layers whose results are read, counted from the embeddings; -1: the last one alone."""
+    layers, read = projector.layers(), list(projector.facts.sequence(".vision.feature_layer"))
+    if any(type(layer) is not int or not 0 <= layer <= layers for layer in read):
+        raise BrokenFolder(
+            f"{projector.facts.file}: clip.vision.feature_layer must have numbers from 0 to {layers}, the layers of "
+            f"the file, not {read!r:.40}"
+        )
+    return -1 if read in ([], [layers]) else read
+
+
+def is_siglip(facts: GgufFacts) -> bool:
+    """Whether the tower of a LLaVA is SigLIP, which has no token for its class."""
+    return _CLASS not in facts.shapes
 
 
 def is_llava_next(facts: GgufFacts) -> bool:
@@ -285,6 +303,8 @@ def _canvases(facts: GgufFacts) -> list[list[int]]:
 
 def _llava_preprocessor(projector: Projector) -> Config:
     is_next = is_llava_next(projector.facts)
+    if is_siglip(projector.facts) and not is_next:
+        return {"image_processor_type": "SiglipImageProcessor", "resample": _BICUBIC, "size": _square(projector)}
     return {
         "image_processor_type": "LlavaNextImageProcessor" if is_next else "CLIPImageProcessor",
         "resample": _BICUBIC,
@@ -337,18 +357,97 @@ def _pixtral_preprocessor(projector: Projector) -> Config:
     }
 
 
-def _qwen(projector: Projector, kind: str, head: str, vision: Config) -> Config:
-    common = {
+def _glm4v(projector: Projector, text: Config) -> Config:
+    """GLM-4.1V. Its feed-forwards are as wide as its results; the width in the file is that of the layers behind."""
+    facts = projector.facts
+    _with_sections(projector, text, "glm4v_text")
+    patch, places = projector.integer(".vision.patch_size"), facts.shape("v.position_embd.weight")[0]
+    vision = {
+        "hidden_size": projector.integer(".vision.embedding_length"),
+        "intermediate_size": facts.rows("mm.up.weight"),
+        "out_hidden_size": facts.rows("mm.model.fc.weight"),
+        "image_size": math.isqrt(places) * patch,
+        "rms_norm_eps": facts.number(".vision.attention.layer_norm_epsilon"),
+        "hidden_act": "gelu" if facts.flag(".use_gelu") else "silu",
+    }
+    return {
+        "architectures": ["Glm4vForConditionalGeneration"],
+        "model_type": "glm4v",
+        "vision_config": {**_grid(projector), **vision},
+        "image_token_id": projector.token("<|image|>"),
+        "video_token_id": projector.token("<|video|>"),
+        "image_start_token_id": projector.token("<|begin_of_image|>"),
+        "image_end_token_id": projector.token("<|end_of_image|>"),
+        "video_start_token_id": projector.token("<|begin_of_video|>"),
+        "video_end_token_id": projector.token("<|end_of_video|>"),
+    }
+
+
+def _glm4v_preprocessor(projector: Projector) -> Config:
+    sizes = {
+        "shortest_edge": projector.integer(".vision.image_min_pixels", _GLM_AREA["min_pixels"]),
+        "longest_edge": projector.integer(".vision.image_max_pixels", _GLM_AREA["max_pixels"]),
+    }
+    return {
+        "image_processor_type": "Glm4vImageProcessor",
+        "resample": _BICUBIC,
+        "patch_size": projector.integer(".vision.patch_size"),
+        "merge_size": projector.integer(".vision.spatial_merge_size", _MERGED),
+        "temporal_patch_size": _FRAMES,
+        "size": sizes,
+    }
+
+
+def _paddleocr(projector: Projector, text: Config) -> Config:
+    """PaddleOCR-VL. Files have the largest edge of a picture in the place of the tower's."""
+    _with_sections(projector, text, "paddleocr_vl_text")
+    patch, places = projector.integer(".vision.patch_size"), projector.facts.shape("v.position_embd.weight")[0]
+    vision = {
+        "model_type": "paddleocr_vl_vision",
+        **_encoder(projector),
+        "image_size": math.isqrt(places) * patch,
+        "spatial_merge_size": projector.integer(".vision.spatial_merge_size", _MERGED),
+        "hidden_act": "gelu_pytorch_tanh",
+    }
+    return {
+        "architectures": ["PaddleOCRVLForConditionalGeneration"],
+        "model_type": "paddleocr_vl",
+        "vision_config": vision,
+        "image_token_id": projector.token("<|IMAGE_PLACEHOLDER|>"),
+        "video_token_id": projector.token("<|video_pad|>"),
+        "vision_start_token_id": projector.token("<|IMAGE_START|>"),
+        "vision_end_token_id": projector.token("<|IMAGE_END|>"),
+    }
+
+
+def _paddleocr_preprocessor(projector: Projector) -> Config:
+    return {
+        "image_processor_type": "PaddleOCRVLImageProcessor",
+        "resample": _BICUBIC,
+        "patch_size": projector.integer(".vision.patch_size"),
+        "merge_size": projector.integer(".vision.spatial_merge_size", _MERGED),
+        "temporal_patch_size": 1,
+        "min_pixels": projector.integer(".vision.image_min_pixels"),
+        "max_pixels": projector.integer(".vision.image_max_pixels"),
+    }
+
+
+def _grid(projector: Projector) -> Config:
+    """What the configs of towers have for pictures of any size."""
+    return {
         "depth": projector.layers(),
         "num_heads": projector.integer(".vision.attention.head_count"),
         "patch_size": projector.integer(".vision.patch_size"),
         "spatial_merge_size": projector.integer(".vision.spatial_merge_size", _MERGED),
         "temporal_patch_size": _FRAMES,
     }
+
+
+def _qwen(projector: Projector, kind: str, head: str, vision: Config) -> Config:
     return {
         "architectures": [f"{head}ForConditionalGeneration"],
         "model_type": kind,
-        "vision_config": {**common, **vision},
+        "vision_config": {**_grid(projector), **vision},
         "image_token_id": projector.token("<|image_pad|>"),
         "video_token_id": projector.token("<|video_pad|>"),
         "vision_start_token_id": projector.token("<|vision_start|>"),
@@ -393,18 +492,33 @@ def _qwen2_5_vl(projector: Projector, text: Config) -> Config:
 
 
 def _qwen3_vl(projector: Projector, text: Config) -> Config:
-    """Qwen3-VL, and that with experts."""
+    """Qwen3-VL and Qwen 3.5, and those with experts."""
+    if text["model_type"].startswith("qwen3_5"):
+        return _qwen3_5(projector, text)
     moe = "_moe" if "num_experts" in text else ""
     _with_sections(projector, text, f"qwen3_vl{moe}_text", mrope_interleaved=True)
-    facts = projector.facts
-    vision = {
+    vision = {**_qwen3_tower(projector), "deepstack_visual_indexes": deepstack_layers(projector.facts)}
+    return _qwen(projector, f"qwen3_vl{moe}", f"Qwen3VL{'Moe' if moe else ''}", vision)
+
+
+def _qwen3_5(projector: Projector, text: Config) -> Config:
+    """Qwen 3.5, and that with experts: the tower of Qwen3-VL, whose values go to the embeddings only."""
+    moe = "_moe" if "num_experts" in text else ""
+    if levels := deepstack_layers(projector.facts):
+        raise UnsupportedModel(
+            f"{projector.facts.file}: clip.vision.is_deepstack_layers names {len(levels)} layers, but Qwen 3.5 has none"
+        )
+    _with_sections(projector, text, f"qwen3_5{moe}_text", mrope_interleaved=True)
+    return _qwen(projector, f"qwen3_5{moe}", f"Qwen3_5{'Moe' if moe else ''}", _qwen3_tower(projector))
+
+
+def _qwen3_tower(projector: Projector) -> Config:
+    return {
         "hidden_size": projector.integer(".vision.embedding_length"),
         "intermediate_size": projector.integer(".vision.feed_forward_length"),
         "out_hidden_size": projector.integer(".vision.projection_dim"),
-        "num_position_embeddings": facts.shape("v.position_embd.weight")[0],
-        "deepstack_visual_indexes": deepstack_layers(facts),
+        "num_position_embeddings": projector.facts.shape("v.position_embd.weight")[0],
     }
-    return _qwen(projector, f"qwen3_vl{moe}", f"Qwen3VL{'Moe' if moe else ''}", vision)
 
 
 def deepstack_layers(facts: GgufFacts) -> list[int]:
@@ -449,11 +563,13 @@ class _Kind:
 
 KINDS: Mapping[str, _Kind] = {
     "gemma3": _Kind(("gemma3",), _gemma3, _gemma3_preprocessor),
+    "glm4v": _Kind(("glm4",), _glm4v, _glm4v_preprocessor, output="mm.down.weight"),
     "idefics3": _Kind(("llama",), _idefics3, _idefics3_preprocessor),
     "internvl": _Kind(("llama", "qwen2", "qwen3"), _internvl, _internvl_preprocessor),
-    "mlp": _Kind(("llama", "phi3", "qwen2"), _llava, _llava_preprocessor, output="mm.2.weight"),
+    "mlp": _Kind(("granite", "llama", "phi3", "qwen2"), _llava, _llava_preprocessor, output="mm.2.weight"),
+    "paddleocr": _Kind(("paddleocr",), _paddleocr, _paddleocr_preprocessor, output="mm.2.weight"),
     "pixtral": _Kind(("llama", "mistral3"), _pixtral, _pixtral_preprocessor),
     "qwen2vl_merger": _Kind(("qwen2vl",), _qwen2_vl, _qwen_preprocessor),
     "qwen2.5vl_merger": _Kind(("qwen2vl",), _qwen2_5_vl, _qwen_preprocessor),
-    "qwen3vl_merger": _Kind(("qwen3vl", "qwen3vlmoe"), _qwen3_vl, _qwen_preprocessor),
+    "qwen3vl_merger": _Kind(("qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"), _qwen3_vl, _qwen_preprocessor),
 }

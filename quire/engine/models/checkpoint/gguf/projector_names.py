@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from quire.engine.models.checkpoint.gguf.facts import GgufFacts
-from quire.engine.models.checkpoint.gguf.projector import NEWLINES, PATCHES, deepstack_layers, is_llava_next, kind_of
+from quire.engine.models.checkpoint.gguf.projector import (
+    NEWLINES,
+    PATCHES,
+    deepstack_layers,
+    is_llava_next,
+    is_siglip,
+    kind_of,
+)
 from quire.engine.models.checkpoint.gguf.rules import Piece
 from quire.engine.models.checkpoint.gguf.tensor_names import halves, joined, without
 
@@ -27,6 +34,7 @@ _SIGLIP = {
 }
 _CLIP = "vision_tower.vision_model."
 _CLIP_TENSORS = (*NEWLINES, "v.class_embd", "v.pre_ln.weight", "v.pre_ln.bias")
+_FIRST_NORM = ("v.blk.0.ln1.weight", "v.blk.0.ln1.bias")
 _SIGLIP_MODULES = {
     "v.patch_embd": "embeddings.patch_embedding",
     "v.position_embd": "embeddings.position_embedding",
@@ -89,6 +97,20 @@ _RULES = {
         "encoder.layers.",
         norms=("mm.soft_emb_norm",),
     ),
+    "glm4v": _Rules(
+        {**_QWEN, **{f"ffn_{side}": f"mlp.{side}_proj" for side in ("gate", "up", "down")}},
+        {
+            "v.norm_embd": "post_conv_layernorm",
+            "v.position_embd": "embeddings.position_embedding",
+            "v.post_ln": "post_layernorm",
+            "mm.patch_merger": "downsample",
+            "mm.model.fc": "merger.proj",
+            "mm.post_norm": "merger.post_projection_norm",
+            **{f"mm.{side}": f"merger.{side}_proj" for side in ("gate", "up", "down")},
+        },
+        "visual.",
+        "blocks.",
+    ),
     "idefics3": _Rules(
         _SIGLIP,
         {**_SIGLIP_MODULES, "mm.model.fc": ".model.connector.modality_projection.proj"},
@@ -114,6 +136,17 @@ _RULES = {
             "mm.2": ".multi_modal_projector.linear_2",
         },
         _CLIP,
+        "encoder.layers.",
+    ),
+    "paddleocr": _Rules(
+        _SIGLIP,
+        {
+            **_SIGLIP_MODULES,
+            "mm.input_norm": ".mlp_AR.pre_norm",
+            "mm.1": ".mlp_AR.linear_1",
+            "mm.2": ".mlp_AR.linear_2",
+        },
+        "visual.vision_model.",
         "encoder.layers.",
     ),
     "pixtral": _Rules(
@@ -170,6 +203,8 @@ class ProjectorNames:
             return [Piece(_WHOLE[tensor])]
         if self._is_llava and tensor in _CLIP_TENSORS:
             return self._clip(tensor)
+        if self._is_llava and is_siglip(self._facts) and tensor in _FIRST_NORM:
+            return self._first_norm(tensor)
         if tensor in _UNUSED:
             return []
         if self._rules.layer is _INTERN and (piece := _intern_piece(tensor)) is not None:
@@ -210,10 +245,16 @@ class ProjectorNames:
         if tensor == "v.class_embd":
             return [Piece(f"{_CLIP}embeddings.class_embedding")]
         kind = tensor.rpartition(".")[2]
-        pieces = [Piece(f"{_CLIP}pre_layrnorm.{kind}")]
-        if f"v.post_ln.{kind}" not in self._facts.shapes:  # the model has this norm, and does not use it
-            pieces.append(Piece(f"{_CLIP}post_layernorm.{kind}"))
-        return pieces
+        return [Piece(f"{_CLIP}pre_layrnorm.{kind}"), *self._unused_norm(kind)]
+
+    def _first_norm(self, tensor: str) -> list[Piece]:
+        """The weights in a tensor of SigLIP's first norm."""
+        kind = tensor.rpartition(".")[2]
+        return [Piece(f"{_CLIP}encoder.layers.0.layer_norm1.{kind}"), *self._unused_norm(kind)]
+
+    def _unused_norm(self, kind: str) -> list[Piece]:
+        """The norm behind the layers, which models have and do not use: in files that lack it, another one."""
+        return [] if f"v.post_ln.{kind}" in self._facts.shapes else [Piece(f"{_CLIP}post_layernorm.{kind}")]
 
     def _patches(self, tensor: str) -> list[Piece]:
         """The convolution of patches of two frames, which files have in two tensors."""

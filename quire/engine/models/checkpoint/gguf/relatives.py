@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from quire.engine.models.checkpoint.gguf.decoder_config import EXPERTS, layer_types, num_layers
 from quire.engine.models.checkpoint.gguf.facts import GgufFacts
 from quire.engine.models.checkpoint.gguf.rope import check_whole_heads, partial_rope, rope_of
 from quire.engine.models.errors import UnsupportedModel
@@ -70,6 +71,21 @@ def _sigmoid_experts(facts: GgufFacts) -> dict[str, Any]:
     }
 
 
+def _apertus(facts: GgufFacts) -> Relative:
+    """Apertus, whose activation has learned numbers in the metadata: see `numbers_of`."""
+    check_whole_heads(facts)
+    return Relative("apertus", "Apertus", {"attention_bias": _bias(facts, "attn_q"), "hidden_act": "xielu"})
+
+
+def _chatglm(facts: GgufFacts) -> Relative:
+    """GLM-4 9B, GLM-Edge and their predecessors."""
+    fields = {
+        "attention_bias": _bias(facts, "attn_q") or _bias(facts, "attn_qkv"),
+        "rope_parameters": partial_rope(facts, rope_of(facts)),
+    }
+    return Relative("glm", "Glm", fields)
+
+
 def _arcee(facts: GgufFacts) -> Relative:
     check_whole_heads(facts)
     fields = {"attention_bias": _bias(facts, "attn_q"), "mlp_bias": _bias(facts, "ffn_up"), "hidden_act": "relu2"}
@@ -101,8 +117,26 @@ def _ernie_moe(facts: GgufFacts) -> Relative:
     return Relative("ernie4_5_moe", "Ernie4_5_Moe", fields)
 
 
+def _exaone_moe(facts: GgufFacts) -> Relative:
+    """K-EXAONE."""
+    check_whole_heads(facts)
+    experts = _sigmoid_experts(facts)
+    dense, layers = experts.pop("first_k_dense_replace"), num_layers(facts)
+    fields = {
+        "sliding_window": facts.integer(".attention.sliding_window"),
+        "layer_types": layer_types(facts, 4),
+        "mlp_layer_types": ["dense" if index < dense else "sparse" for index in range(layers)],
+        "num_experts": experts.pop("n_routed_experts"),
+        "num_shared_experts": experts.pop("n_shared_experts"),
+        **experts,
+    }
+    return Relative("exaone_moe", "ExaoneMoe", fields)
+
+
 def _glm4(facts: GgufFacts) -> Relative:
-    _refuse_sections(facts)
+    """GLM-4-0414, and the language model of GLM-4.1V, without pictures, and with them: see `projector`."""
+    if facts.optional_integer(".nextn_predict_layers"):  # GLM-OCR
+        _refuse_sections(facts)
     rope = partial_rope(facts, rope_of(facts))
     return Relative("glm4", "Glm4", {"attention_bias": _bias(facts, "attn_q"), "rope_parameters": rope})
 
@@ -176,6 +210,27 @@ def _minimax_m2(facts: GgufFacts) -> Relative:
     return Relative("minimax_m2", "MiniMaxM2", fields)
 
 
+def _olmoe(facts: GgufFacts) -> Relative:
+    check_whole_heads(facts)
+    if facts.optional_number(".attention.clamp_kqv"):
+        raise UnsupportedModel(f"{facts.file} clips queries, keys and values, which is not supported with OLMoE")
+    fields = {
+        "attention_bias": _bias(facts, "attn_q"),
+        "intermediate_size": facts.rows(EXPERTS),
+        "num_experts": facts.integer(".expert_count"),
+        "num_experts_per_tok": facts.integer(".expert_used_count"),
+        "norm_topk_prob": False,
+        "clip_qkv": None,
+    }
+    return Relative("olmoe", "Olmoe", fields)
+
+
+def _paddleocr(facts: GgufFacts) -> Relative:
+    """The language model of PaddleOCR-VL, without pictures, and with them: see `projector`."""
+    check_whole_heads(facts)
+    return Relative("paddleocr_vl_text", "PaddleOCRVL", {"use_bias": _bias(facts, "attn_q")})
+
+
 def _seed_oss(facts: GgufFacts) -> Relative:
     check_whole_heads(facts)
     fields = {
@@ -187,15 +242,20 @@ def _seed_oss(facts: GgufFacts) -> Relative:
 
 
 RELATIVES: dict[str, Callable[[GgufFacts], Relative]] = {
+    "apertus": _apertus,
     "arcee": _arcee,
+    "chatglm": _chatglm,
     "dots1": _dots1,
     "ernie4_5": _ernie,
     "ernie4_5-moe": _ernie_moe,
+    "exaone-moe": _exaone_moe,
     "glm4": _glm4,
     "glm4moe": _glm4moe,
     "hunyuan-dense": _hunyuan,
     "hunyuan-moe": _hunyuan_moe,
     "llama4": _llama4,
     "minimax-m2": _minimax_m2,
+    "olmoe": _olmoe,
+    "paddleocr": _paddleocr,
     "seed_oss": _seed_oss,
 }

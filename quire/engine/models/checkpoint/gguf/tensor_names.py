@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from quire.engine.models.checkpoint.gguf.architectures import LABELS, is_roberta, roberta_offset
 from quire.engine.models.checkpoint.gguf.decoder_config import num_layers
+from quire.engine.models.checkpoint.gguf.encoders import LABELS, is_roberta, roberta_offset
 from quire.engine.models.checkpoint.gguf.facts import GgufFacts
 from quire.engine.models.checkpoint.gguf.hybrid_names import hybrid_rules
 from quire.engine.models.checkpoint.gguf.rope import ROPE_TENSORS
@@ -24,17 +24,20 @@ from quire.engine.models.checkpoint.gguf.rules import (
     MLP,
     QWEN2_MOE,
     SHARED_EXPERTS,
+    Change,
     Piece,
     Rules,
 )
 
+_BY_KEY_HEAD = ("bloom", "falcon", "gptneox")  # their checkpoints have queries, key and value of a head together
 _TENSOR = re.compile(
-    r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>(?:(?:shortconv|nextn)\.)?\w+?)(?:\.(?P<expert>\d+))?(?:\.(?P<kind>weight|bias))?"
+    r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>(?:(?:shortconv|nextn|indexer)\.)?\w+?)(?:\.(?P<expert>\d+))?(?:\.(?P<kind>weight|bias))?"
 )
 _SCALE = re.compile(r"(?P<module>blk\.\d+\.\w+)\.(?:input_)?scale")  # of weights and of inputs, as NVFP4 has them
-_HEAD = re.compile(r"(?P<module>cls|cls\.output)\.(?P<kind>weight|bias)")
+_HEAD = re.compile(r"(?P<module>cls|cls\.norm|cls\.output)\.(?P<kind>weight|bias)")
 _ROBERTA_HEAD = {"cls": "classifier.dense", "cls.output": "classifier.out_proj"}
 _BERT_HEAD = {"cls": "pooler.dense", "cls.output": "classifier"}
+_MODERN_HEAD = {"cls": "head.dense", "cls.norm": "head.norm", "cls.output": "classifier"}
 _OUTPUT_NORMS = {
     **LLAMA,
     "post_attention_norm": "post_attention_layernorm",
@@ -48,6 +51,8 @@ _MIXTRAL = {
 _GRANITE_MOE = {
     "ffn_gate_inp": "block_sparse_moe.router.layer",
     **{f"{name}_exps": f"block_sparse_moe.experts.{{}}.{MLP[name][4:]}" for name in MLP},
+    **{f"{name}_shexp": f"shared_mlp.{MLP[name][4:]}" for name in MLP},
+    "ffn_down_shexp": "shared_mlp.output_linear",
 }
 _GLM4 = {
     **LLAMA,
@@ -112,6 +117,33 @@ _NOMIC = {
     "ffn_down": "mlp.fc2",
     "layer_output_norm": "norm2",
 }
+_NOMIC_MOE = {
+    **_NOMIC,
+    "ffn_up": "mlp.fc1",
+    "ffn_gate_inp": "mlp.router.layer",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+_NOMIC_MODULES = {**_BERT_MODULES, "token_embd_norm": "emb_ln"}
+_JINA_V3 = {
+    **_NOMIC,
+    "attn_qkv": "mixer.Wqkv",
+    "attn_output": "mixer.out_proj",
+    "ffn_up": "mlp.fc1",
+}
+_MODERN_BERT = {
+    "attn_norm": "attn_norm",
+    "attn_qkv": "attn.Wqkv",
+    "attn_output": "attn.Wo",
+    "ffn_norm": "mlp_norm",
+    "ffn_up": "mlp.Wi",
+    "ffn_down": "mlp.Wo",
+}
+_MODERN_BERT_MODULES = {
+    "token_embd": "embeddings.tok_embeddings",
+    "token_embd_norm": "embeddings.norm",
+    "output_norm": "final_norm",
+}
 # Weights of Gemma 4 whose names are those of scales.
 _LEARNED_SCALE = re.compile(r"blk\.(?P<layer>\d+)\.(?P<module>ffn_gate_inp|ffn_down_exps)\.scale")
 _LEARNED_SCALES = {"ffn_gate_inp": "router.scale", "ffn_down_exps": "router.per_expert_scale"}
@@ -150,41 +182,110 @@ _LAYER_INPUT_MODULES = {
     "altup_proj": "model.altup_projections.{}",
     "altup_unembd_proj": "model.altup_unembed_projections.{}",
 }
+_XIELU = ("alpha_p", "alpha_n", "beta", "eps")  # numbers of Apertus' activation
+_APERTUS = {**LLAMA, "attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"}
+_BLOOM = {**_FALCON, "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+_GPT_NEOX = {
+    **_BLOOM,
+    "attn_qkv": "attention.query_key_value",
+    "attn_output": "attention.dense",
+}
+_GPT_NEOX_MODULES = {
+    "token_embd": "gpt_neox.embed_in",
+    "output_norm": "gpt_neox.final_layer_norm",
+    "output": "embed_out",
+}
+_GPT2 = {
+    "attn_norm": "ln_1",
+    "attn_qkv": "attn.c_attn",
+    "attn_output": "attn.c_proj",
+    "ffn_norm": "ln_2",
+    "ffn_up": "mlp.c_fc",
+    "ffn_down": "mlp.c_proj",
+}
+_GPT2_MODULES = {
+    "token_embd": "transformer.wte",
+    "position_embd": "transformer.wpe",
+    "output_norm": "transformer.ln_f",
+    "output": "lm_head",
+}
+_INDEXER = {
+    "indexer.attn_q_b": "wq_b",
+    "indexer.attn_k": "wk",
+    "indexer.k_norm": "k_norm",
+    "indexer.proj": "weights_proj",
+}
+_INDEXED = {
+    **LLAMA,
+    **EXPERTS,
+    **LATENT,
+    **{name: f"self_attn.indexer.{module}" for name, module in _INDEXER.items()},
+}
+# The layers behind the pooling of EmbeddingGemma are the steps of a pooler.
+_EMBEDDING_MODULES = {**DECODER, "dense_2": "heads.embed.0", "dense_3": "heads.embed.1"}
 _FALCON_MODULES = {
     "token_embd": "transformer.word_embeddings",
     "output_norm": "transformer.ln_f",
     "output": "lm_head",
 }
+_BLOOM_MODULES = {**_FALCON_MODULES, "token_embd_norm": "transformer.word_embeddings_layernorm"}
+
+
+def _transposed(tensors: Sequence[Tensor]) -> Tensor:
+    """(size_in, size_out), as GPT-2's checkpoints have weights."""
+    return tensors[0].T
+
+
+_TRANSPOSED: Mapping[str, Change] = {
+    f"{name}.weight": lambda _, piece: replace(piece, make=_transposed)
+    for name in ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
+}
 _RULES = {
+    "apertus": Rules(_APERTUS),
     "arcee": Rules(LLAMA, pairs=True),
     "bert": Rules(_BERT, _BERT_MODULES, "encoder.layer."),
+    "bloom": Rules(_BLOOM, _BLOOM_MODULES, "transformer.h."),
+    "chatglm": Rules(_PHI3),
     "cohere2": Rules(LLAMA),
     "command-r": Rules(LLAMA),
     "deepseek2": Rules({**LLAMA, **EXPERTS, **LATENT}),
+    "deepseek32": Rules(_INDEXED),
     "dots1": Rules({**LLAMA, **EXPERTS, **SHARED_EXPERTS}),
     "ernie4_5": Rules(LLAMA),
     "ernie4_5-moe": Rules({**LLAMA, **EXPERTS, **SHARED_EXPERTS}),
+    "eurobert": Rules(LLAMA),
     "exaone4": Rules(_OUTPUT_NORMS),
+    "exaone-moe": Rules({**LLAMA, **EXPERTS, **SHARED_EXPERTS}),
     "falcon": Rules(_FALCON, _FALCON_MODULES, "transformer.h."),
     "gemma": Rules(LLAMA, norm_offset=1.0),
+    "gemma-embedding": Rules(_OUTPUT_NORMS, _EMBEDDING_MODULES, norm_offset=1.0),
     "gemma2": Rules(_OUTPUT_NORMS, norm_offset=1.0),
     "gemma3": Rules(_OUTPUT_NORMS, norm_offset=1.0),
+    "glm-dsa": Rules(_INDEXED),
     "glm4": Rules(_GLM4),
     "glm4moe": Rules({**LLAMA, **EXPERTS, **SHARED_EXPERTS, **_BEHIND_ATTENTION}),
     "gemma3n": Rules(_GEMMA3N, _LAYER_INPUT_MODULES),
     "gemma4": Rules(_GEMMA4, _LAYER_INPUT_MODULES),
     "gpt-oss": Rules(_GPT_OSS),
+    "gpt2": Rules(_GPT2, _GPT2_MODULES, "transformer.h.", changes=_TRANSPOSED),
+    "gptneox": Rules(_GPT_NEOX, _GPT_NEOX_MODULES, "gpt_neox.layers."),
     "granite": Rules(LLAMA, pairs=True),
     "granitemoe": Rules({**LLAMA, **_GRANITE_MOE}, pairs=True),
     "hunyuan-dense": Rules(_HUNYUAN),
     "hunyuan-moe": Rules(_HUNYUAN),
     "jina-bert-v2": Rules(_JINA, _BERT_MODULES, "encoder.layer."),
+    "jina-bert-v3": Rules(_JINA_V3, _NOMIC_MODULES, "encoder.layers."),
     "llama": Rules({**LLAMA, **_MIXTRAL}, pairs=True),
+    "llama-embed": Rules(LLAMA, pairs=True),
     "llama4": Rules(_LLAMA4),
+    "modern-bert": Rules(_MODERN_BERT, _MODERN_BERT_MODULES, "layers."),
     "minimax-m2": Rules({**LLAMA, **EXPERTS}),
     "mistral3": Rules(LLAMA, pairs=True),
-    "nomic-bert": Rules(_NOMIC, {**_BERT_MODULES, "token_embd_norm": "emb_ln"}, "encoder.layers."),
+    "nomic-bert": Rules(_NOMIC, _NOMIC_MODULES, "encoder.layers."),
+    "nomic-bert-moe": Rules(_NOMIC_MOE, _NOMIC_MODULES, "encoder.layers."),
+    "olmoe": Rules({**LLAMA, **EXPERTS}),
     "olmo2": Rules(_OUTPUT_NORMS),
+    "paddleocr": Rules(LLAMA),
     "phi2": Rules(_PHI2, {**DECODER, "output_norm": "model.final_layernorm"}),
     "phi3": Rules(_PHI3),
     "qwen2": Rules(LLAMA),
@@ -256,6 +357,21 @@ class GgufNames:
             return [Piece(tensor)]
         return [replace(piece, name=piece.name.format(index), expert=index) for index in range(shape[0])]
 
+    def numbers(self) -> dict[str, list[float]]:
+        """The weights that lie in the metadata, by name.
+
+        Raises:
+            BrokenFolder: there is not one for each layer.
+        """
+        if self._facts.architecture != "apertus":
+            return {}
+        numbers = {name: self._facts.numbers_by_layer(f"xielu.{name}", self._layers) for name in _XIELU}
+        return {
+            f"{self._rules.prefix}{layer}.mlp.act_fn.{name}": [values[layer]]
+            for name, values in numbers.items()
+            for layer in range(self._layers)
+        }
+
     def _module(self, module: str, of_expert: bool, *, is_layer: bool) -> str | None:
         """The name of a module; None if no rule has it. `of_expert`: it is one of several of that name in a layer."""
         if not is_layer:
@@ -278,9 +394,12 @@ class GgufNames:
             if module == "attn_k":
                 heads = self._facts.largest(".attention.head_count_kv") or heads
             return replace(piece, rows=halves(rows, heads))
-        if self._facts.architecture == "falcon" and module == "attn_qkv":
+        if self._facts.architecture == "glm4" and module in ("attn_q", "attn_k"):
+            return replace(piece, rows=self._neighbours(rows))
+        if self._facts.architecture in _BY_KEY_HEAD and module == "attn_qkv":
             heads = self._facts.integer(".attention.head_count")
-            kv_heads = self._facts.optional_integer(".attention.head_count_kv") or 1
+            is_falcon = self._facts.architecture == "falcon"
+            kv_heads = (self._facts.optional_integer(".attention.head_count_kv") or 1) if is_falcon else heads
             dim = self._facts.head_dim
             fits = heads % kv_heads == 0 and (heads + 2 * kv_heads) * dim == rows
             return replace(piece, rows=_by_key_head(heads, kv_heads, dim)) if fits else piece
@@ -299,10 +418,24 @@ class GgufNames:
             return replace(piece, make=partial(_behind_zeros, offset))
         return piece
 
+    def _neighbours(self, rows: int) -> Tensor | None:
+        """The rows of heads whose elements that are rotated together are neighbours; None: they are in the file.
+
+        Files of models that read pictures have them in two halves of the part that is rotated.
+        """
+        rotated, dim = self._facts.optional_integer(".rope.dimension_count") or 0, self._facts.head_dim
+        if not self._facts.sequence(".rope.dimension_sections") or not 0 < rotated <= dim or rotated % 2 or rows % dim:
+            return None
+        turned = torch.arange(rotated).view(2, -1).t().flatten()
+        order = torch.cat([turned, torch.arange(rotated, dim)])
+        return (torch.arange(0, rows, dim)[:, None] + order).flatten()
+
     def _head_for_labels(self, tensor: str, module: str, kind: str) -> Piece:
         if self._facts.architecture == "qwen3":
             return Piece("score.weight", make=_yes_without_no) if tensor == LABELS else Piece(tensor)
-        return Piece(f"{(_ROBERTA_HEAD if is_roberta(self._facts) else _BERT_HEAD)[module]}.{kind}")
+        heads = _ROBERTA_HEAD if is_roberta(self._facts) else _BERT_HEAD
+        heads = _MODERN_HEAD if self._facts.architecture == "modern-bert" else heads
+        return Piece(f"{heads[module]}.{kind}" if module in heads else tensor)
 
     def _latent_projection(self, tensor: str) -> Piece:
         """DeepSeek's up-projection of keys and values, of which newer files have two tensors."""
