@@ -8,10 +8,12 @@ import sys
 from functools import cache
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 import transformers.image_utils
+import transformers.utils
 from PIL import Image
 from transformers import image_processing_backends, video_processing_utils
 
@@ -81,7 +83,8 @@ def _processor(family: str, name: str, medium: str) -> Any:
     missing = {name: module for name, module in _stand_in().items() if name not in sys.modules}
     sys.modules.update(missing)
     try:
-        module = importlib.import_module(f"transformers.models.{family}.{medium}_processing_{family}")
+        with patch.object(transformers.utils, "is_torchvision_v2_available", return_value=True):
+            module = importlib.import_module(f"transformers.models.{family}.{medium}_processing_{family}")
     finally:
         for stand_in in missing:
             del sys.modules[stand_in]

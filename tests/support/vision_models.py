@@ -184,6 +184,15 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
             "gemma4_text",
             {**_GEMMA4_VISION, "use_clipped_linears": True},
             text_fields={**_LAYER_INPUTS, **_ROOM, "pad_token_id": 7},
+            **_GEMMA4_TOKENS,
+        ),
+    ),
+    "gemma4-tied": (
+        "gemma4",
+        _config(
+            "gemma4_text",
+            {**_GEMMA4_VISION, "use_clipped_linears": True},
+            text_fields={**_LAYER_INPUTS, **_ROOM, "pad_token_id": 7},
             tie_word_embeddings=True,
             **_GEMMA4_TOKENS,
         ),
@@ -196,7 +205,6 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
             text_fields={**_WINDOWS, **_ROOM, "head_dim": 16, "global_head_dim": 32, "hidden_size_per_layer_input": 0}
             | {"use_bidirectional_attention": "vision", "attention_k_eq_v": True, "num_global_key_value_heads": 1}
             | {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 48},
-            tie_word_embeddings=True,
             **_GEMMA4_TOKENS,
         ),
     ),
@@ -208,7 +216,6 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
             | {"output_proj_dims": 32},
             text_fields={**_WINDOWS, **_ROOM, "head_dim": 16, "global_head_dim": 32, "sliding_window": 75}
             | {"use_bidirectional_attention": "vision"},
-            tie_word_embeddings=True,
             **_GEMMA4_TOKENS,
         ),
     ),
@@ -439,18 +446,17 @@ def make_composite(case: str, *, seed: int = 0) -> Any:
 
 @torch.no_grad()
 def _draw_gemma4(model: Any) -> None:
-    """Draw what Gemma 4 has beside weights: bounds of values, and means and scales of its tower.
-
-    Its norms multiply by their weights. Those of layers' results are large, so that these outweigh the last token.
-    """
+    """Draw what Gemma 4 has beside weights: bounds of values, and means and scales. Its norms multiply by weights."""
     for name, parameter in model.named_parameters():
         if "norm" in name:
-            parameter += 5 if ".post_" in name else 1
+            parameter += 1
     for name, buffer in model.named_buffers():
         if "put_m" in name:  # of inputs and outputs
             buffer.fill_(1.5 if name.endswith("max") else -1.5)
         elif "std_" in name:
             torch.nn.init.normal_(buffer, mean=0.5, std=0.2)
+    # transformers embeds placeholders that are generated as padding, so they must not be.
+    model.get_output_embeddings().weight[[*_GEMMA4_TOKENS.values()]] = 0.0
 
 
 def save_composite(case: str, folder: Path) -> Path:
