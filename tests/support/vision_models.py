@@ -238,7 +238,7 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
             | {"intermediate_size": 128, "image_size": 56, "patch_size": 14, "vision_output_dim": 64}
             | {"projector_input_dim": 64, "projector_output_dim": 64},
             text_fields={"head_dim": 16, "num_local_experts": 2, "intermediate_size_mlp": 96, "moe_layers": [1]}
-            | {"attention_chunk_size": 24, "no_rope_layers": [1, 0, 1]},
+            | {"attention_chunk_size": 48, "no_rope_layers": [1, 0, 1]},
             image_token_index=PICTURE,
         ),
     ),
