@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -276,8 +276,9 @@ def _known(geometry: Geometry) -> Mapping[str, Callable[[str, Any], _Changes]]:
                 "min_patches": _number("min_tiles", MAX_TILES),
                 "max_patches": _number("max_tiles", MAX_TILES),
             }
-        case TokenBudget():
-            return {"max_soft_tokens": _choice("max_tokens", TOKEN_BUDGETS)}
+        case TokenBudget(largest=largest):
+            possible = [tokens for tokens in TOKEN_BUDGETS if tokens <= largest]
+            return {"max_soft_tokens": _choice("max_tokens", possible)}
         case CanvasTiles():
             return {
                 "max_patches": _number("max_tiles", MAX_TILES),
@@ -324,11 +325,11 @@ def _number(field: str, most: int) -> Callable[[str, Any], _Changes]:
     return change
 
 
-def _choice(field: str, accepted: tuple[int, ...]) -> Callable[[str, Any], _Changes]:
+def _choice(field: str, accepted: Sequence[int]) -> Callable[[str, Any], _Changes]:
     def change(name: str, value: Any) -> _Changes:
         if type(value) is not int or value not in accepted:
-            numbers = ", ".join(map(str, accepted[:-1]))
-            raise PromptError(f"`{PROCESSOR}.{name}` must be {numbers} or {accepted[-1]}.", f"{PROCESSOR}.{name}")
+            numbers = ", ".join(map(str, accepted))
+            raise PromptError(f"`{PROCESSOR}.{name}` must be one of {numbers}.", f"{PROCESSOR}.{name}")
         return {field: value}
 
     return change

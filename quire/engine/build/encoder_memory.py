@@ -95,7 +95,7 @@ def item_tokens(geometry: Geometry, token_limit: int) -> int:
             rows = math.ceil(geometry.longest_edge / geometry.patch)
             return min(token_limit, rows * (rows + 1))
         case TokenBudget():
-            return min(token_limit, geometry.max_tokens)
+            return min(token_limit, geometry.largest)
         case PaddedTiles():
             # The tokens of tiles, and at most one for each row that ends.
             tokens = geometry.max_tiles * geometry.edge * (geometry.edge + 1) + geometry.tokens((), ())

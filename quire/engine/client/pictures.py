@@ -191,11 +191,13 @@ class TokenBudget(msgspec.Struct, frozen=True, kw_only=True, tag="token_budget")
     Attributes:
         multiple: edge of the square of pixels that a token stands for.
         max_tokens: most placeholder tokens.
+        largest: the largest number of them that a request may ask for.
         resample: filter of resizing.
     """
 
     multiple: int
     max_tokens: int
+    largest: int
     resample: Filter = "bicubic"
 
 

@@ -133,7 +133,7 @@ CASES: dict[str, tuple[type, dict[str, Any], Callable[[ImageProcessor], Geometry
     "gemma4": (
         Gemma4ImageProcessorPil,
         {"max_soft_tokens": 140, "patch_size": 4, "pooling_kernel_size": 3},
-        lambda processor: processor.token_budget(),
+        lambda processor: processor.token_budget(1120),
     ),
     "glm4v": (
         Glm4vImageProcessorPil,

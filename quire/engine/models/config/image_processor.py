@@ -214,18 +214,19 @@ class ImageProcessor:
             resample=self._resample(),
         )
 
-    def token_budget(self) -> TokenBudget:
-        """The geometry of Gemma 4.
+    def token_budget(self, most_tokens: int) -> TokenBudget:
+        """The geometry of Gemma 4. `most_tokens`: those of a picture that the encoder can read.
 
         Raises:
             UnsupportedModel: the processor makes something else.
         """
         self._check_kind(*_GEMMA4)
         tokens = self._number("max_soft_tokens")
-        if tokens not in TOKEN_BUDGETS:
+        possible = [budget for budget in TOKEN_BUDGETS if budget <= most_tokens]
+        if tokens not in possible:
             raise self._invalid("max_soft_tokens")
         multiple = self._number("patch_size") * self._number("pooling_kernel_size")
-        return TokenBudget(multiple=multiple, max_tokens=tokens, resample=self._resample())
+        return TokenBudget(multiple=multiple, max_tokens=tokens, largest=max(possible), resample=self._resample())
 
     def canvas_tiles(self, tokens: int) -> CanvasTiles:
         """The geometry of Llama 4. `tokens`: placeholders of a tile.

@@ -98,16 +98,12 @@ def _facts(most_tokens: Callable[[Any], int], folder: Path, config: Any, spec: D
 
 
 def _geometry(processor: ImageProcessor, config: Any, most_tokens: Callable[[Any], int]) -> TokenBudget:
-    geometry, vision = processor.token_budget(), config.vision_config
+    geometry, vision = processor.token_budget(most_tokens(config)), config.vision_config
     edge = vision.patch_size * vision.pooling_kernel_size
     if geometry.multiple != edge:
         raise UnsupportedModel(
             f"a token stands for {edge}x{edge} pixels in config.json, but for {geometry.multiple}x{geometry.multiple} "
             "in the config of the processor"
-        )
-    if geometry.max_tokens > (most := most_tokens(config)):
-        raise UnsupportedModel(
-            f"max_soft_tokens is {geometry.max_tokens}; with this config.json a picture can have {most} tokens at most"
         )
     return geometry
 
