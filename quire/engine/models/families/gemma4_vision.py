@@ -54,28 +54,51 @@ def _without_audio(config: Any) -> Any:
     return seeing
 
 
-def _encode(model: Any, pixels: Tensor, edge: int) -> Tensor:
-    """The tokens of one image. `edge`: of its patches, in pixels."""
+def _patches(pixels: Tensor, edge: int) -> tuple[Tensor, Tensor]:
+    """The patches (1, patches, size) of one image, row by row, and their places (1, patches, 2): column and row.
+
+    `edge`: of a patch, in pixels.
+    """
     import torch  # noqa: PLC0415 families are read without it
 
     _, colors, height, width = pixels.shape
     rows, columns = height // edge, width // edge
     squares = pixels.reshape(colors, rows, edge, columns, edge).permute(1, 3, 2, 4, 0)
-    patches = squares.reshape(1, rows * columns, -1)
     down, across = torch.meshgrid(
         torch.arange(rows, device=pixels.device), torch.arange(columns, device=pixels.device), indexing="ij"
     )
-    positions = torch.stack((across, down), -1).reshape(1, rows * columns, 2)
-    features: Tensor = model.get_image_features(pixel_values=patches, image_position_ids=positions).pooler_output[0]
-    return features
+    return squares.reshape(1, rows * columns, -1), torch.stack((across, down), -1).reshape(1, -1, 2)
+
+
+# transformers' embedders look at the weights of linear layers, which are packed here: their parts are called.
 
 
 def _encode_pooled(model: Any, pixels: Tensor, _: PictureItem) -> Tensor:
-    return _encode(model, pixels, model.config.vision_config.patch_size)
+    vision, tower = model.config.vision_config, model.vision_tower
+    patches, places = _patches(pixels, vision.patch_size)
+    is_padding = patches.new_zeros(patches.shape[:2]).bool()
+    embedder = tower.patch_embedder
+    values = (2 * (patches - 0.5)).to(embedder.position_embedding_table.dtype)
+    x = embedder.input_proj(values) + embedder._position_embeddings(places, is_padding)
+    encoded = tower.encoder(inputs_embeds=x, attention_mask=~is_padding, pixel_position_ids=places).last_hidden_state
+    tokens = patches.shape[1] // vision.pooling_kernel_size**2
+    pooled, _mask = tower.pooler(encoded, places, is_padding, output_length=tokens)
+    if vision.standardize:
+        pooled = (pooled - tower.std_bias.float()) * tower.std_scale.float()
+    features: Tensor = model.embed_vision(inputs_embeds=pooled[0].to(x.dtype))
+    return features
 
 
 def _encode_merged(model: Any, pixels: Tensor, _: PictureItem) -> Tensor:
-    return _encode(model, pixels, model.config.vision_config.model_patch_size)
+    embedder = model.embed_vision
+    patches, places = _patches(pixels, model.config.vision_config.model_patch_size)
+    table = embedder.pos_embedding
+    projected = embedder.patch_ln2(embedder.patch_dense(embedder.patch_ln1(patches.to(table.dtype))))
+    across, down = places[0].unbind(-1)
+    placed = embedder.pos_norm(projected + (table[across, 0] + table[down, 1]))
+    last = embedder.multimodal_embedder
+    features: Tensor = last.embedding_projection(last.embedding_pre_projection_norm(placed))[0]
+    return features
 
 
 def _facts(most_tokens: Callable[[Any], int], folder: Path, config: Any, spec: DecoderSpec) -> PictureFacts:
