@@ -49,7 +49,7 @@ class CoreConfig:
 def _tokens(geometry: Geometry) -> int:
     """Tokens of the largest item of a picture, if its size says nothing of them; otherwise 0."""
     match geometry:
-        case FixedSize(tokens=tokens) | PanAndScan(tokens=tokens) | TokenBudget(largest=tokens):
+        case FixedSize(tokens=tokens) | PanAndScan(tokens=tokens) | TokenBudget(max_tokens=tokens):
             return tokens
         case _:
             return 0
