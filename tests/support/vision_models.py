@@ -692,6 +692,8 @@ def expected_of_pictures(
 def expected_hidden(model: Any, case: str, prompt: Sequence[int], pictures: list[Image.Image]) -> torch.Tensor:
     """The hidden states (tokens, size) that transformers' model has behind its last norm."""
     ids = torch.tensor([prompt])
+    if case == "llama4":
+        return _hidden_of_llama4(model, ids, pictures)
     eyes = SEES[case]
     inputs = eyes.inputs(eyes.processor, pictures) if pictures else {}
     inputs |= eyes.types(ids)
@@ -699,4 +701,17 @@ def expected_hidden(model: Any, case: str, prompt: Sequence[int], pictures: list
         model.model.rope_deltas = None  # of the call before
     with torch.inference_mode():
         hidden: torch.Tensor = model.model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs)[0]
+    return hidden[0]
+
+
+@torch.inference_mode()
+def _hidden_of_llama4(model: Any, ids: torch.Tensor, pictures: list[Image.Image]) -> torch.Tensor:
+    """The same of the model whose class has no part without a head."""
+    eyes, hidden = SEES["llama4"], list[torch.Tensor]()
+    inputs = eyes.inputs(eyes.processor, pictures) if pictures else {}
+    hook = model.language_model.model.norm.register_forward_hook(lambda _, __, out: hidden.append(out[0]))
+    try:
+        model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs)
+    finally:
+        hook.remove()
     return hidden[0]

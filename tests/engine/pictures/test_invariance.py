@@ -22,8 +22,10 @@ from tests.support.vision_models import SEES, MadeWhenAsked, prompt_with_picture
 # One of each geometry, one with levels of embeddings, three whose pictures or prompts attend in both directions (one in
 # layers with a window only). Their largest items are of 4, 24, 10, 20, 12, 12, 16, 4, 68 and 4 tokens.
 PREFIX_LM = "paligemma2"
-CASES = ("smolvlm", "llava_next", "internvl", "mistral3", "qwen2_5_vl", "qwen3_vl", "gemma3-narrow", PREFIX_LM)
-CASES += ("gemma4-experts", "llama4")
+CASES = (
+    *("smolvlm", "llava_next", "internvl", "mistral3", "qwen2_5_vl", "qwen3_vl", "gemma3-narrow", PREFIX_LM),
+    *("gemma4-experts", "llama4"),
+)
 CAUSAL_TEXT = tuple(case for case in CASES if case != PREFIX_LM)
 SIZES = ((30, 40), (56, 56), (20, 90), (75, 33))
 SCHEDULES: dict[str, dict[str, Any]] = {

@@ -31,7 +31,8 @@ def encoded_by_transformers(model: Any, case: str, picture: Image.Image) -> torc
     with torch.inference_mode():
         if case == "llama4":
             tiles = model.get_image_features(**inputs, return_dict=True).last_hidden_state
-            return model.multi_modal_projector(tiles.flatten(0, 1))
+            encoded: torch.Tensor = model.multi_modal_projector(tiles.flatten(0, 1))
+            return encoded
         return torch.cat(model.model.get_image_features(**inputs).pooler_output)
 
 
@@ -95,6 +96,9 @@ def test_names_of_the_unified_model(seeing_folders: dict[str, Path], tmp_path: P
         ("gemma4_unified", {"sliding_window": 64}, {}, "max_soft_tokens is 70"),
         ("llama4", {}, {"size": {"height": 28, "width": 28}}, "reads pictures of 56x56 pixels"),
         ("llama4", {}, {"max_patches": 100}, "max_patches is 100"),
+        ("llama4", {"patch_size": 0}, {}, "patch_size 0"),
+        ("llama4", {"pixel_shuffle_ratio": 0.1}, {}, "have no token"),
+        ("gemma4", {"pooling_kernel_size": 0}, {}, "stands for 0x0"),
     ],
 )
 def test_what_is_not_supported_is_named(
@@ -108,7 +112,8 @@ def test_what_is_not_supported_is_named(
     """The model answers text then."""
     for name, changed in (("config.json", fields), ("preprocessor_config.json", processor)):
         config = json.loads((seeing_folders[case] / name).read_text())
-        (config["text_config"] if name == "config.json" else config).update(changed)
+        part = "text_config" if "sliding_window" in changed else "vision_config"
+        (config[part] if name == "config.json" else config).update(changed)
         (tmp_path / name).write_text(json.dumps(config))
     config = read_model_config(tmp_path)
     assert config.facts.pictures is None

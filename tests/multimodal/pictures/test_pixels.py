@@ -173,7 +173,8 @@ def _rows_of_patches(images: NDArray[np.float32], size: int) -> NDArray[np.float
     """The patches of one image as Gemma 4's processor orders them: (1, patches, size * size * 3)."""
     _, colors, height, width = images.shape
     grid = images[0].reshape(colors, height // size, size, width // size, size)
-    return grid.transpose(1, 3, 2, 4, 0).reshape(1, -1, size * size * colors)
+    rows: NDArray[np.float32] = grid.transpose(1, 3, 2, 4, 0).reshape(1, -1, size * size * colors)
+    return rows
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -151,7 +151,7 @@ def _video(
 def _most_pooled(config: Any) -> int:
     """The positions along an edge: a long picture is one token high."""
     vision = config.vision_config
-    return int(vision.position_embedding_size // vision.pooling_kernel_size)
+    return int(vision.position_embedding_size // max(1, vision.pooling_kernel_size))
 
 
 def _most_merged(config: Any) -> int:
