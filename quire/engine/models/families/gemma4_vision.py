@@ -80,7 +80,7 @@ def _encode_pooled(model: Any, pixels: Tensor, _: PictureItem) -> Tensor:
     embedder = tower.patch_embedder
     values = (2 * (patches - 0.5)).to(embedder.position_embedding_table.dtype)
     x = embedder.input_proj(values) + embedder._position_embeddings(places, is_padding)
-    encoded = tower.encoder(inputs_embeds=x, attention_mask=~is_padding, pixel_position_ids=places).last_hidden_state
+    encoded = tower.encoder(inputs_embeds=x, attention_mask=None, pixel_position_ids=places).last_hidden_state
     tokens = patches.shape[1] // vision.pooling_kernel_size**2
     pooled, _mask = tower.pooler(encoded, places, is_padding, output_length=tokens)
     if vision.standardize:
