@@ -224,7 +224,10 @@ class ImageProcessor:
         tokens = self._number("max_soft_tokens")
         possible = [budget for budget in TOKEN_BUDGETS if budget <= most_tokens]
         if tokens not in possible:
-            raise self._invalid("max_soft_tokens")
+            raise UnsupportedModel(
+                f"max_soft_tokens is {tokens} in the config of the processor; supported are "
+                f"{', '.join(map(str, TOKEN_BUDGETS))}, but not more than config.json allows, {most_tokens}"
+            )
         multiple = self._number("patch_size") * self._number("pooling_kernel_size")
         return TokenBudget(multiple=multiple, max_tokens=tokens, largest=max(possible), resample=self._resample())
 

@@ -168,8 +168,9 @@ def _causal_without_window(config: Any, text: DecoderSpec) -> DecoderSpec:
 
 def _causal_layer(layer: Layer) -> Layer:
     attn = layer.attn
-    assert isinstance(attn, GroupedQueryAttention | SharedKeysAttention)
-    return layer if attn.window is not None else replace(layer, attn=replace(attn, is_causal=True))
+    if isinstance(attn, GroupedQueryAttention | SharedKeysAttention) and attn.window is None:
+        return replace(layer, attn=replace(attn, is_causal=True))
+    return layer
 
 
 def _tower(
