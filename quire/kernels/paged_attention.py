@@ -41,6 +41,7 @@ class AttentionParams:
             scale.
         head_scales: (2, kv_heads) float32, contiguous: the same for keys and values of each KV head; None: they are all
             1.
+        is_causal: queries attend to earlier positions only, also in steps in which some see others.
     """
 
     scale: float
@@ -52,6 +53,7 @@ class AttentionParams:
     key_scale: float = 1.0
     value_scale: float = 1.0
     head_scales: Tensor | None = None
+    is_causal: bool = False
 
 
 def paged_decode(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from quire.engine.client.pictures import (
+    MAX_TILES,
+    TOKEN_BUDGETS,
+    CanvasTiles,
     Color,
     FrameGeometry,
     FrameSampling,
@@ -20,6 +23,7 @@ from quire.engine.client.pictures import (
     SamplingRule,
     SmartResize,
     SplitTiles,
+    TokenBudget,
     VideoInfo,
     VideoSound,
 )
@@ -44,7 +48,6 @@ _OF_FRAMES: Mapping[SamplingRule, tuple[str, ...]] = {
 }
 _MAX_RATE = 240  # frames in a second
 _MAX_FRAMES = 1 << 14
-_MAX_TILES = 64  # of a picture: choosing their grid takes time that is quadratic in it
 _MAX_PIXELS = 1 << 30
 _MAX_EDGE = 1 << 15
 _LOW_EDGE = 512  # of pictures of low detail, as OpenAI's models see them
@@ -216,8 +219,10 @@ def with_low_detail(info: PictureInfo) -> PictureInfo:
             changes = {"splits": False}
         case GridTiles():
             changes = {"min_tiles": 1, "max_tiles": 1}
-        case PaddedTiles():
+        case PaddedTiles() | CanvasTiles():
             changes = {"max_tiles": 1}
+        case TokenBudget():
+            changes = {"max_tokens": min(TOKEN_BUDGETS)}
     return msgspec.structs.replace(info, geometry=msgspec.structs.replace(info.geometry, **changes))
 
 
@@ -268,16 +273,24 @@ def _known(geometry: Geometry) -> Mapping[str, Callable[[str, Any], _Changes]]:
             return {"size": _size({"longest_edge": "longest_edge"}, _MAX_EDGE)}
         case GridTiles():
             return {
-                "min_patches": _number("min_tiles", _MAX_TILES),
-                "max_patches": _number("max_tiles", _MAX_TILES),
+                "min_patches": _number("min_tiles", MAX_TILES),
+                "max_patches": _number("max_tiles", MAX_TILES),
+            }
+        case TokenBudget(largest=largest):
+            possible = [tokens for tokens in TOKEN_BUDGETS if tokens <= largest]
+            return {"max_soft_tokens": _choice("max_tokens", possible)}
+        case CanvasTiles():
+            return {
+                "max_patches": _number("max_tiles", MAX_TILES),
+                "resize_to_max_canvas": _switch("enlarges"),
             }
         case PaddedTiles():
-            return {"dynamic_hd": _number("max_tiles", _MAX_TILES)}
+            return {"dynamic_hd": _number("max_tiles", MAX_TILES)}
         case PanAndScan():
             return {
                 "do_pan_and_scan": _switch("splits"),
                 "pan_and_scan_min_crop_size": _number("min_crop", _MAX_EDGE),
-                "pan_and_scan_max_num_crops": _number("max_crops", _MAX_TILES),
+                "pan_and_scan_max_num_crops": _number("max_crops", MAX_TILES),
             }
         case _:
             return {}
@@ -307,6 +320,16 @@ def _number(field: str, most: int) -> Callable[[str, Any], _Changes]:
     def change(name: str, value: Any) -> _Changes:
         if type(value) is not int or not 0 < value <= most:
             raise PromptError(f"`{PROCESSOR}.{name}` must be a whole number from 1 to {most}.", f"{PROCESSOR}.{name}")
+        return {field: value}
+
+    return change
+
+
+def _choice(field: str, accepted: Sequence[int]) -> Callable[[str, Any], _Changes]:
+    def change(name: str, value: Any) -> _Changes:
+        if type(value) is not int or value not in accepted:
+            numbers = ", ".join(map(str, accepted))
+            raise PromptError(f"`{PROCESSOR}.{name}` must be one of {numbers}.", f"{PROCESSOR}.{name}")
         return {field: value}
 
     return change

@@ -15,7 +15,16 @@ from tests.support.process import ServerProcess, serving
 from tests.support.served_pictures import PLACEHOLDERS, write_tokenizer
 from tests.support.vision_models import PICTURE, expected_of_pictures, make_composite, save_seeing
 
-READING_VIDEOS = {"llava_onevision", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "smolvlm"}
+READING_VIDEOS = {
+    "gemma4",
+    "llava_onevision",
+    "internvl",
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "glm4v",
+    "smolvlm",
+}
 FIRST, SECOND = drawn(60, 44), drawn(30, 90, seed=3)
 
 

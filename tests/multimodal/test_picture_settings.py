@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from quire.engine.client.pictures import (
+    CanvasTiles,
     FixedSize,
     FrameSampling,
     Geometry,
@@ -18,6 +19,7 @@ from quire.engine.client.pictures import (
     PictureInfo,
     SmartResize,
     SplitTiles,
+    TokenBudget,
     VideoInfo,
     VideoSound,
 )
@@ -35,6 +37,8 @@ SPLIT = SplitTiles(tile=14, longest_edge=56, tokens=4)
 ROWS = PatchRows(patch=14, longest_edge=140)
 GRID = GridTiles(height=14, width=14, tokens=4)
 SCAN = PanAndScan(height=14, width=14, tokens=4)
+BUDGET = TokenBudget(multiple=48, max_tokens=280, largest=560)
+CANVAS = CanvasTiles(tile=14, tokens=4)
 FIXED = FixedSize(height=14, width=14, tokens=4)
 
 
@@ -56,6 +60,8 @@ def changed(geometry: Geometry, settings: dict[str, Any]) -> Geometry:
         (GRID, {"min_patches": 2, "max_patches": 6}, {"min_tiles": 2, "max_tiles": 6}),
         (SCAN, {"do_pan_and_scan": True, "pan_and_scan_max_num_crops": 2}, {"splits": True, "max_crops": 2}),
         (SCAN, {"pan_and_scan_min_crop_size": 100}, {"min_crop": 100}),
+        (BUDGET, {"max_soft_tokens": 560}, {"max_tokens": 560}),
+        (CANVAS, {"max_patches": 4, "resize_to_max_canvas": True}, {"max_tiles": 4, "enlarges": True}),
         (FIXED, {}, {}),
     ],
 )
@@ -76,6 +82,9 @@ def test_what_settings_change(geometry: Geometry, settings: dict[str, Any], fiel
         ),
         (FIXED, {"max_pixels": 4}, "no settings"),
         (SMART, {"max_pixels": 100}, "min_pixels must be at most max_pixels"),
+        (BUDGET, {"max_soft_tokens": 1120}, "must be one of 70, 140, 280, 560"),
+        (BUDGET, {"max_soft_tokens": 70.0}, "must be one of 70"),
+        (CANVAS, {"max_patches": 65}, "from 1 to 64"),
         (SMART, {"max_pixels": "many"}, "a whole number"),
         (SMART, {"max_pixels": True}, "a whole number"),
         (SMART, {"max_pixels": 1 << 40}, "a whole number"),
@@ -107,6 +116,8 @@ def test_settings_that_are_refused(geometry: Geometry, settings: dict[str, Any],
         (GRID, {"min_tiles": 1, "max_tiles": 1}),
         (PanAndScan(height=14, width=14, tokens=4, splits=True), {"splits": False}),
         (PaddedTiles(tile=28, patches=2, max_tiles=9), {"max_tiles": 1}),
+        (BUDGET, {"max_tokens": 70}),
+        (CANVAS, {"max_tiles": 1}),
         (FIXED, {}),
     ],
 )

@@ -24,9 +24,14 @@ PLACEHOLDERS = {
     "qwen2_5_vl": "<|image_pad|>",
     "qwen3_vl": "<|image_pad|>",
     "glm4v": "<|image|>",
+    "gemma4": "<|image|>",
+    "llama4": "<|patch|>",
 }
+_MARKERS = {"<|patch|>": "<|image|>"}  # what a chat template writes for a picture, if it is not the placeholder
+_GEMMA4_TOKENS = {297: "<|image>", 298: "<image|>"}
 _SPECIAL = (
     *("<|im_start|>", "<|im_end|>", "<fake_token_around_image>", "<global-img>", "[IMG_BREAK]", "[IMG_END]"),
+    *("<|image|>", "<|image_start|>", "<|image_end|>", "<|tile_x_separator|>", "<|tile_y_separator|>"),
     *(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)),
 )
 _CONTEXT = 4096
@@ -34,13 +39,14 @@ _CONTEXT = 4096
 
 def write_tokenizer(folder: Path, placeholder: str) -> None:
     """Write a tokenizer of bytes and special tokens, with the placeholder where the model has it."""
-    tokenizer = with_placeholders(_SPECIAL, {PICTURE: placeholder}, VOCAB)
+    special = [text for text in _SPECIAL if text != placeholder]
+    tokenizer = with_placeholders(special, {PICTURE: placeholder, **_GEMMA4_TOKENS}, VOCAB)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
     (folder / "chat_template.jinja").write_text(
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for c in m.content %}{% if c.type == 'image' %}PICTURE"
         "{% elif c.type == 'video' %}VIDEO{% else %}{{ c.text }}{% endif %}{% endfor %}<|im_end|>{% endfor %}".replace(
-            "PICTURE", placeholder
+            "PICTURE", _MARKERS.get(placeholder, placeholder)
         ).replace("VIDEO", str(tokenizer.id_to_token(VIDEO)))
     )
 

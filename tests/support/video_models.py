@@ -68,8 +68,12 @@ _QWEN2 = Watches("qwen2_vl", "Qwen2VLVideoProcessor", {"size": _AREA, "fps": 2, 
 _QWEN3 = Watches(
     "qwen3_vl", "Qwen3VLVideoProcessor", {"size": _SHARED_AREA, "patch_size": 14, "max_frames": 16, **_HALF}, _GRIDS
 )
+_BUDGET = {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70, "num_frames": 4}
+_PATCHES = ("pixel_values_videos", "video_position_ids", "num_frames_per_video")
 _GLM = Watches("glm4v", "Glm4vVideoProcessor", {"size": _SHARED_AREA, "max_duration": 20}, _GRIDS)
 WATCHES: dict[str, Watches] = {
+    "gemma4": Watches("gemma4", "Gemma4VideoProcessor", _BUDGET, _PATCHES),
+    "gemma4_unified": Watches("gemma4_unified", "Gemma4UnifiedVideoProcessor", _BUDGET, _PATCHES),
     "glm4v": _GLM,
     "glm46v": Watches("glm46v", "Glm46VVideoProcessor", {"size": _SHARED_AREA}, _GRIDS),
     "internvl": Watches(

@@ -1,4 +1,4 @@
-"""transformers' video processors, which need torchvision: here Pillow resizes in its place, as it does for pictures."""
+"""transformers' processors that need torchvision: here Pillow resizes in its place, as it does in the others."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import sys
 from functools import cache
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 import transformers.image_utils
+import transformers.utils
 from PIL import Image
 from transformers import image_processing_backends, video_processing_utils
 
@@ -28,9 +30,23 @@ def _resize(_: Any, image: torch.Tensor, size: Any, resample: int = 0, **__: Any
 
 
 def _normalize(image: torch.Tensor, mean: Any, std: Any, **_: Any) -> torch.Tensor:
-    mean, std = (torch.as_tensor(value)[:, None, None] for value in (mean, std))
+    mean, std = (torch.as_tensor(value, dtype=image.dtype)[:, None, None] for value in (mean, std))
     normalized: torch.Tensor = (image - mean) / std
     return normalized
+
+
+def _resize_to(image: torch.Tensor, size: Any, interpolation: int, **_: Any) -> torch.Tensor:
+    """Resize as functions of torchvision do. `interpolation`: Pillow's number."""
+    shape = SimpleNamespace(height=size[0], width=size[1])
+    frames = image[None] if image.dim() == 3 else image
+    return _resize(None, frames, shape, interpolation).view(*image.shape[:-2], *size)
+
+
+def _pad(image: torch.Tensor, padding: Any, fill: Any) -> torch.Tensor:
+    """Pad on the right and below with zeros."""
+    assert padding[:2] == [0, 0]
+    assert not any(fill)
+    return torch.nn.functional.pad(image, (0, padding[2], 0, padding[3]))
 
 
 @cache
@@ -47,16 +63,28 @@ def _stand_in() -> dict[str, ModuleType]:
         parent, _, last = name.rpartition(".")
         if parent:
             setattr(modules[parent], last, modules[name])
+    functional: Any = modules[_NAMES[-1]]
+    functional.resize, functional.pad, functional.InterpolationMode = _resize_to, _pad, int
     return modules
 
 
-@cache
 def video_processor(family: str, name: str) -> Any:
     """The class of a video processor. `family`: the package of the model in transformers."""
+    return _processor(family, name, "video")
+
+
+def image_processor(family: str, name: str) -> Any:
+    """The class of an image processor. `family`: the package of the model in transformers."""
+    return _processor(family, name, "image")
+
+
+@cache
+def _processor(family: str, name: str, medium: str) -> Any:
     missing = {name: module for name, module in _stand_in().items() if name not in sys.modules}
     sys.modules.update(missing)
     try:
-        module = importlib.import_module(f"transformers.models.{family}.video_processing_{family}")
+        with patch.object(transformers.utils, "is_torchvision_v2_available", return_value=True):
+            module = importlib.import_module(f"transformers.models.{family}.{medium}_processing_{family}")
     finally:
         for stand_in in missing:
             del sys.modules[stand_in]

@@ -16,8 +16,10 @@ import torch
 import transformers
 from PIL import Image
 from transformers import AutoConfig, AutoModelForMultimodalLM
+from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
@@ -38,6 +40,7 @@ from tests.support.audio_models import ADAPTED, adapt, config_fields, draw_stati
 from tests.support.models import draw_weights
 from tests.support.phi4_tiles import Phi4Tiles
 from tests.support.tiny_configs import TEXT, VISION
+from tests.support.video_processors import image_processor
 
 Value = TypeVar("Value")
 PICTURE, VIDEO = 290, 293  # placeholder tokens
@@ -58,6 +61,19 @@ _LAYER_INPUTS = {
     "hidden_size_per_layer_input": 16,
     "vocab_size_per_layer_input": 300,
 }
+_GEMMA4_VISION = {
+    **{name: value for name, value in VISION.items() if name not in ("image_size", "num_channels")},
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "patch_size": 4,
+    "pooling_kernel_size": 2,
+    "position_embedding_size": 256,
+}
+_GEMMA4_TOKENS = {"image_token_id": PICTURE, "video_token_id": VIDEO, "audio_token_id": 296} | {
+    "boi_token_id": 297,
+    "eoi_token_id": 298,
+}
+_ROOM = {"max_position_embeddings": 1024}  # for pictures of 70 tokens
 _CANVASES = [[28, 56], [56, 28], [56, 56], [28, 84]]
 QWEN_VISION = {
     "depth": 2,
@@ -162,14 +178,45 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
             **_GLM_TOKENS,
         ),
     ),
-    "gemma4": ("gemma4", _config("gemma4_text", VISION, text_fields=_LAYER_INPUTS, tie_word_embeddings=True)),
+    "gemma4": (  # a small one, with inputs of layers
+        "gemma4",
+        _config(
+            "gemma4_text",
+            {**_GEMMA4_VISION, "use_clipped_linears": True},
+            text_fields={**_LAYER_INPUTS, **_ROOM, "pad_token_id": 7},
+            **_GEMMA4_TOKENS,
+        ),
+    ),
+    "gemma4-tied": (
+        "gemma4",
+        _config(
+            "gemma4_text",
+            {**_GEMMA4_VISION, "use_clipped_linears": True},
+            text_fields={**_LAYER_INPUTS, **_ROOM, "pad_token_id": 7},
+            tie_word_embeddings=True,
+            **_GEMMA4_TOKENS,
+        ),
+    ),
+    "gemma4-experts": (  # a large one: layers with a window attend in both directions within pictures
+        "gemma4",
+        _config(
+            "gemma4_text",
+            {**_GEMMA4_VISION, "standardize": True},
+            text_fields={**_WINDOWS, **_ROOM, "head_dim": 16, "global_head_dim": 32, "hidden_size_per_layer_input": 0}
+            | {"use_bidirectional_attention": "vision", "attention_k_eq_v": True, "num_global_key_value_heads": 1}
+            | {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 48},
+            **_GEMMA4_TOKENS,
+        ),
+    ),
     "gemma4_unified": (
         "gemma4_unified",
         _config(
             "gemma4_unified_text",
-            VISION,
-            text_fields={**_WINDOWS, "head_dim": 16, "global_head_dim": 32, "use_bidirectional_attention": "vision"},
-            tie_word_embeddings=True,
+            {"patch_size": 4, "pooling_kernel_size": 2, "mm_embed_dim": 32, "mm_posemb_size": 80}
+            | {"output_proj_dims": 32},
+            text_fields={**_WINDOWS, **_ROOM, "head_dim": 16, "global_head_dim": 32, "sliding_window": 75}
+            | {"use_bidirectional_attention": "vision"},
+            **_GEMMA4_TOKENS,
         ),
     ),
     "glm4v_moe": (
@@ -187,11 +234,11 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
         "llama4",
         _config(
             "llama4_text",
-            {"model_type": "llama4_vision_model", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-            | {"intermediate_size": 128, "image_size": 28, "patch_size": 14, "vision_output_dim": 64}
+            {"model_type": "llama4_vision_model", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+            | {"intermediate_size": 128, "image_size": 56, "patch_size": 14, "vision_output_dim": 64}
             | {"projector_input_dim": 64, "projector_output_dim": 64},
             text_fields={"head_dim": 16, "num_local_experts": 2, "intermediate_size_mlp": 96, "moe_layers": [1]}
-            | {"attention_chunk_size": 16, "no_rope_layers": [1, 0, 1]},
+            | {"attention_chunk_size": 48, "no_rope_layers": [1, 0, 1]},
             image_token_index=PICTURE,
         ),
     ),
@@ -384,6 +431,10 @@ def make_composite(case: str, *, seed: int = 0) -> Any:
     model = AutoModelForMultimodalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
     draw_weights(model, kind)
     model.generation_config.eos_token_id = None
+    if kind.startswith("gemma4"):
+        _draw_gemma4(model)
+    if kind == "llama4":  # transformers' class reads a field that the outputs of its language model do not have
+        MoeCausalLMOutputWithPast.image_outputs = None
     if kind == "phi4_multimodal":
         draw_statistics(model)
         # transformers encodes pictures again where their placeholder is generated, so it must not be.
@@ -391,6 +442,21 @@ def make_composite(case: str, *, seed: int = 0) -> Any:
     if kind in ADAPTED:
         model.adapted = (adapt(model, ADAPTED[kind]),)  # in a tuple, so that it is not a module of the model
     return model
+
+
+@torch.no_grad()
+def _draw_gemma4(model: Any) -> None:
+    """Draw what Gemma 4 has beside weights: bounds of values, and means and scales. Its norms multiply by weights."""
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter += 1
+    for name, buffer in model.named_buffers():
+        if "put_m" in name:  # of inputs and outputs
+            buffer.fill_(1.5 if name.endswith("max") else -1.5)
+        elif "std_" in name:
+            torch.nn.init.normal_(buffer, mean=0.5, std=0.2)
+    # transformers embeds placeholders that are generated as padding, so they must not be.
+    model.get_output_embeddings().weight[[*_GEMMA4_TOKENS.values()]] = 0.0
 
 
 def save_composite(case: str, folder: Path) -> Path:
@@ -447,6 +513,24 @@ _FIXED = partial(_inputs, ("pixel_values",))
 _SIZED = partial(_inputs, ("pixel_values", "image_sizes"))
 _CLIP = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
 _TILES = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}}
+_SQUARES = {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70}
+_PATCHES = partial(_inputs, ("pixel_values", "image_position_ids"))
+
+
+def _unified_processor() -> Any:
+    return image_processor("gemma4_unified", "Gemma4UnifiedImageProcessor")(**_SQUARES)
+
+
+def _llama4_processor() -> Any:
+    return image_processor("llama4", "Llama4ImageProcessor")(size={"height": 56, "width": 56}, max_patches=5)
+
+
+def _tiles(processor: Any, pictures: list[Image.Image]) -> dict[str, torch.Tensor]:
+    """The tiles of all pictures, which transformers joins only of one size."""
+    tiles = [processor(images=picture, return_tensors="pt")["pixel_values"] for picture in pictures]
+    return {"pixel_values": torch.cat([each.flatten(0, -4) for each in tiles]).float()}
+
+
 _GRIDS = partial(_inputs, ("pixel_values", "image_grid_thw"))
 _MIDDLE = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 _AREA = {"shortest_edge": 28 * 28 * 2, "longest_edge": 28 * 28 * 12}
@@ -456,6 +540,10 @@ SEES: dict[str, Eyes] = {
     "gemma3-narrow": Eyes(
         Gemma3ImageProcessorPil(size={"height": 112, "width": 112}), _FIXED, {}, types=_gemma_types, least_step=16
     ),
+    "gemma4": Eyes(Gemma4ImageProcessorPil(**_SQUARES), _PATCHES, {}, types=_typed),
+    "gemma4-experts": Eyes(Gemma4ImageProcessorPil(**_SQUARES), _PATCHES, {}, types=_typed, least_step=70),
+    "gemma4_unified": Eyes(_unified_processor(), _PATCHES, {}, types=_typed, least_step=70),
+    "llama4": Eyes(_llama4_processor(), _tiles, {}),
     "glm4v": Eyes(Glm4vImageProcessorPil(size=_FRAMES), _GRIDS, {}, types=_typed),
     "glm46v": Eyes(Glm46VImageProcessorPil(size=_FRAMES), _GRIDS, {}, types=_typed),
     "glm4v_moe": Eyes(Glm4vImageProcessorPil(size=_FRAMES), _GRIDS, {}, types=_typed),
@@ -604,6 +692,8 @@ def expected_of_pictures(
 def expected_hidden(model: Any, case: str, prompt: Sequence[int], pictures: list[Image.Image]) -> torch.Tensor:
     """The hidden states (tokens, size) that transformers' model has behind its last norm."""
     ids = torch.tensor([prompt])
+    if case == "llama4":
+        return _hidden_of_llama4(model, ids, pictures)
     eyes = SEES[case]
     inputs = eyes.inputs(eyes.processor, pictures) if pictures else {}
     inputs |= eyes.types(ids)
@@ -611,4 +701,17 @@ def expected_hidden(model: Any, case: str, prompt: Sequence[int], pictures: list
         model.model.rope_deltas = None  # of the call before
     with torch.inference_mode():
         hidden: torch.Tensor = model.model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs)[0]
+    return hidden[0]
+
+
+@torch.inference_mode()
+def _hidden_of_llama4(model: Any, ids: torch.Tensor, pictures: list[Image.Image]) -> torch.Tensor:
+    """The same of the model whose class has no part without a head."""
+    eyes, hidden = SEES["llama4"], list[torch.Tensor]()
+    inputs = eyes.inputs(eyes.processor, pictures) if pictures else {}
+    hook = model.language_model.model.norm.register_forward_hook(lambda _, __, out: hidden.append(out[0]))
+    try:
+        model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs)
+    finally:
+        hook.remove()
     return hidden[0]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.config.options import EngineOptions, ModelOptions, ParallelOptions
-from quire.engine.client.pictures import FixedSize, PanAndScan
+from quire.engine.client.pictures import FixedSize, Geometry, PanAndScan, TokenBudget
 from quire.engine.models.model_config import ModelConfig
 from quire.engine.models.specs.decoder import DecoderSpec
 
@@ -46,6 +46,15 @@ class CoreConfig:
     start_process: Callable[[], None] = _nothing
 
 
+def _tokens(geometry: Geometry) -> int:
+    """Tokens of the largest item of a picture, if its size says nothing of them; otherwise 0."""
+    match geometry:
+        case FixedSize(tokens=tokens) | PanAndScan(tokens=tokens) | TokenBudget(max_tokens=tokens):
+            return tokens
+        case _:
+            return 0
+
+
 def with_room_for_pictures(options: EngineOptions, config: ModelConfig) -> EngineOptions:
     """The options with steps that have room for a picture whose tokens attend to each other in both directions.
 
@@ -54,8 +63,8 @@ def with_room_for_pictures(options: EngineOptions, config: ModelConfig) -> Engin
     pictures, spec = config.facts.pictures, config.spec
     if pictures is None or not pictures.info.bidirectional or not isinstance(spec, DecoderSpec):
         return options
-    geometry = pictures.info.geometry
-    tokens = geometry.tokens if isinstance(geometry, FixedSize | PanAndScan) else 0
+    video = pictures.info.video
+    tokens = max(_tokens(pictures.info.geometry), 0 if video is None else _tokens(video.geometry))
     needed = tokens + _TEXT if spec.prefix_lm else tokens
     if needed <= options.max_num_batched_tokens:
         return options

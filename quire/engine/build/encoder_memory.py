@@ -14,6 +14,7 @@ from quire.config.options import EngineOptions
 from quire.engine.client.pictures import (
     MAX_RATIO,
     AnyResolution,
+    CanvasTiles,
     FrameGeometry,
     Geometry,
     PaddedTiles,
@@ -22,6 +23,7 @@ from quire.engine.client.pictures import (
     PictureInfo,
     SmartResize,
     SplitTiles,
+    TokenBudget,
     TransformersProcessor,
     VideoInfo,
 )
@@ -37,7 +39,7 @@ from quire.engine.scheduling.limits import Bidirectional
 logger = logging.getLogger(__name__)
 _SMALL_PICTURE = 1024  # tokens, which are always encoded
 _LARGE_PICTURE = 4096  # tokens, for which there is room in any encoder cache
-_GROWING = SmartResize | PatchRows | PaddedTiles  # geometries in which large pictures become large items
+_GROWING = SmartResize | PatchRows | PaddedTiles | TokenBudget  # geometries in which large pictures become large items
 # Values of float32 for each patch and each output of the widest linear layer that a tower holds at a time, at most:
 # projections before and after they are rotated, or both halves of a feed-forward, their product and its input.
 _VALUES = 4
@@ -92,6 +94,8 @@ def item_tokens(geometry: Geometry, token_limit: int) -> int:
         case PatchRows():
             rows = math.ceil(geometry.longest_edge / geometry.patch)
             return min(token_limit, rows * (rows + 1))
+        case TokenBudget():
+            return min(token_limit, geometry.largest)
         case PaddedTiles():
             # The tokens of tiles, and at most one for each row that ends.
             tokens = geometry.max_tiles * geometry.edge * (geometry.edge + 1) + geometry.tokens((), ())
@@ -114,12 +118,12 @@ def largest_picture(geometry: Geometry, token_limit: int) -> PictureItem:
     """
     images, original, tokens = 1, None, item_tokens(geometry, token_limit)
     match geometry:
-        case SmartResize():
+        case SmartResize() | TokenBudget():
             rows = max(1, math.isqrt(tokens))
             height, width = rows * geometry.multiple, max(1, tokens // rows) * geometry.multiple
         case PatchRows():
             height = width = max(1, math.isqrt(tokens)) * geometry.patch
-        case SplitTiles():
+        case SplitTiles() | CanvasTiles():
             height = width = geometry.tile
         case AnyResolution():
             height = width = geometry.tile

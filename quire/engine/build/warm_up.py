@@ -26,12 +26,14 @@ from quire.engine.client.convolutions import count_columns
 from quire.engine.client.model_info import Generates, ModelKind, Pools, Transcribes
 from quire.engine.client.pictures import (
     AnyResolution,
+    CanvasTiles,
     Geometry,
     PaddedTiles,
     PatchBudget,
     PatchRows,
     SmartResize,
     SplitTiles,
+    TokenBudget,
     TransformersProcessor,
 )
 from quire.engine.client.pooling_params import PoolingParams
@@ -288,7 +290,9 @@ def smallest_picture(geometry: Geometry) -> PictureItem:
             height = width = 2 * geometry.multiple
         case PatchRows() | PatchBudget():
             height = width = 2 * geometry.patch
-        case SplitTiles():
+        case TokenBudget():
+            height = width = 2 * geometry.multiple
+        case SplitTiles() | CanvasTiles():
             height = width = geometry.tile
         case AnyResolution():
             height = width = geometry.tile

@@ -11,11 +11,13 @@ from typing import Literal
 import msgspec
 
 MAX_RATIO = 200  # of a picture's edges
+MAX_TILES = 64  # of a picture: choosing their grid takes time that is quadratic in it
+TOKEN_BUDGETS = (70, 140, 280, 560, 1120)  # tokens of a picture that Gemma 4 was trained with
 LARGEST_VALUE = 65504.0  # of float16: the largest of an embedding that a client may send
 Filter = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]  # of resizing, by Pillow's names
 Color = tuple[int, int, int]
 SamplingRule = Literal["uniform", "qwen2_vl", "qwen3_vl", "glm4v", "glm46v", "internvl", "smolvlm"]
-VideoText = Literal["tokens", "qwen3_vl", "glm4v", "glm46v", "internvl", "smolvlm"]
+VideoText = Literal["tokens", "gemma4", "qwen3_vl", "glm4v", "glm46v", "internvl", "smolvlm"]
 
 
 class FixedSize(msgspec.Struct, frozen=True, kw_only=True, tag="fixed"):
@@ -183,6 +185,47 @@ class PatchBudget(msgspec.Struct, frozen=True, kw_only=True, tag="budget"):
     resample: Filter = "bilinear"
 
 
+class TokenBudget(msgspec.Struct, frozen=True, kw_only=True, tag="token_budget"):
+    """A picture keeps its shape and becomes as large as a number of tokens allows (Gemma 4).
+
+    Attributes:
+        multiple: edge of the square of pixels that a token stands for.
+        max_tokens: most placeholder tokens.
+        largest: the largest number of them that a request may ask for.
+        resample: filter of resizing.
+    """
+
+    multiple: int
+    max_tokens: int
+    largest: int
+    resample: Filter = "bicubic"
+
+
+class CanvasTiles(msgspec.Struct, frozen=True, kw_only=True, tag="canvas"):
+    """A picture keeps its shape and lies on the best grid of tiles, from its upper left corner; the rest is black.
+
+    If there are several tiles, the whole of it follows as one more (Llama 4). Text tokens end tiles and rows of them.
+
+    Attributes:
+        tile: edge of a tile.
+        tokens: placeholder tokens of a tile.
+        max_tiles: most tiles, without the last.
+        enlarges: pictures are enlarged as far as their grid allows; otherwise only to one tile.
+        tile_end, row_end: texts between the tiles of a row, and behind each row.
+        whole: text in front of the last tile.
+        resample: filter of resizing.
+    """
+
+    tile: int
+    tokens: int
+    max_tiles: int = 16
+    enlarges: bool = False
+    tile_end: str = "<|tile_x_separator|>"
+    row_end: str = "<|tile_y_separator|>"
+    whole: str = "<|image|>"
+    resample: Filter = "bilinear"
+
+
 class PaddedTiles(msgspec.Struct, frozen=True, kw_only=True, tag="padded"):
     """A picture is enlarged onto the smallest grid of tiles that holds it, from its upper left corner (Phi-4).
 
@@ -232,7 +275,7 @@ class TransformersProcessor(msgspec.Struct, frozen=True, kw_only=True, tag="proc
     input_bytes: int
 
 
-FrameGeometry = FixedSize | SmartResize | SplitTiles  # of videos
+FrameGeometry = FixedSize | SmartResize | SplitTiles | TokenBudget  # of videos
 Geometry = (
     FixedSize
     | SmartResize
@@ -243,6 +286,8 @@ Geometry = (
     | PanAndScan
     | PaddedTiles
     | PatchBudget
+    | TokenBudget
+    | CanvasTiles
     | TransformersProcessor
 )
 

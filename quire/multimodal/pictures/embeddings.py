@@ -21,7 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from quire.engine.client.pictures import LARGEST_VALUE, FixedSize, PanAndScan, PatchBudget, PictureInfo, SmartResize
+from quire.engine.client.pictures import (
+    LARGEST_VALUE,
+    FixedSize,
+    PanAndScan,
+    PatchBudget,
+    PictureInfo,
+    SmartResize,
+    TokenBudget,
+)
 from quire.engine.client.protocol import FeatureArray, PictureItem
 from quire.multimodal.errors import PromptError
 from quire.multimodal.pictures.layout import ItemLayout, PictureLayout, layout
@@ -197,6 +205,13 @@ def embeddings_layout(info: PictureInfo, values: FeatureArray, grid: Sequence[in
                     f"There are {tokens} embeddings; a picture of this model has {expected}.", "image_embeds"
                 )
             return layout(info, _SQUARE, _SQUARE)
+        case TokenBudget(largest=most):
+            if tokens > most:
+                raise PromptError(
+                    f"There are {tokens} embeddings; a picture of this model has {most} at most.", "image_embeds"
+                )
+            item = ItemLayout(images=0, height=0, width=0, row_length=tokens)
+            return PictureLayout(f"{info.before}{info.token}{info.after}", (item,))
         case SmartResize(merged=edge):
             rows, columns = _merged(tokens, grid, edge)
             item = ItemLayout(images=0, height=0, width=0, row_length=tokens, grid=(rows, columns))

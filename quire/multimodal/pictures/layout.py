@@ -13,6 +13,7 @@ from typing_extensions import override
 from quire.engine.client.pictures import (
     MAX_RATIO,
     AnyResolution,
+    CanvasTiles,
     FixedSize,
     Geometry,
     GridTiles,
@@ -23,6 +24,7 @@ from quire.engine.client.pictures import (
     PictureInfo,
     SmartResize,
     SplitTiles,
+    TokenBudget,
     TransformersProcessor,
     VideoInfo,
 )
@@ -209,8 +211,12 @@ def layout(info: PictureInfo, height: int, width: int) -> PictureLayout:
         case PatchBudget() as budget:
             height, width = budget_size(budget, height, width)
             return _whole(info, ItemLayout(images=1, height=height, width=width, row_length=budget.tokens))
+        case TokenBudget() as budget:
+            return _whole(info, _token_budget_item(budget, height, width))
         case PaddedTiles() as padded:
             return _whole(info, _padded_item(padded, height, width))
+        case CanvasTiles() as canvas:
+            return _canvas(info, canvas, height, width)
         case TransformersProcessor():
             raise LayoutError("Only the model's processor knows what becomes of a picture.")
 
@@ -256,6 +262,8 @@ def frame_layout(info: VideoInfo, height: int, width: int, frames: int) -> Pictu
             return _whole(info, _smart_item(smart, *size))
         case SplitTiles() as split:
             return _split(info, split, height, width)
+        case TokenBudget() as budget:
+            return _whole(info, _token_budget_item(budget, height, width))
 
 
 def _check_ratio(height: int, width: int) -> None:
@@ -321,6 +329,30 @@ def budget_size(budget: PatchBudget, height: int, width: int) -> Size:
             exceeds = middle
     rows, columns = scaled(fits)
     return rows * budget.patch, columns * budget.patch
+
+
+def _token_budget_item(budget: TokenBudget, height: int, width: int) -> ItemLayout:
+    rows, columns = token_grid(budget, height, width)
+    size = rows * budget.multiple, columns * budget.multiple
+    return ItemLayout(images=1, height=size[0], width=size[1], row_length=rows * columns)
+
+
+def token_grid(budget: TokenBudget, height: int, width: int) -> Size:
+    """Rows and columns of the tokens of a picture, which are as many as its shape allows.
+
+    Raises:
+        LayoutError: there is no room for one token.
+    """
+    multiple, most = budget.multiple, budget.max_tokens
+    factor = math.sqrt(most * multiple**2 / (height * width))
+    rows, columns = (math.floor(factor * edge / multiple) for edge in (height, width))
+    if not rows and columns:  # a long picture is one token high, or wide
+        return 1, min(width // height, most)
+    if rows and not columns:
+        return min(height // width, most), 1
+    if not rows or rows * columns > most:
+        raise LayoutError(f"A picture of {width} x {height} pixels cannot be divided into {most} tokens or fewer.")
+    return rows, columns
 
 
 def _enlarged(smart: SmartResize, height: int, width: int) -> Size:
@@ -529,6 +561,60 @@ def _pan_and_scan(info: PictureInfo, scan: PanAndScan, height: int, width: int) 
     if not count:
         return PictureLayout(one, (image,))
     return PictureLayout(f"{scan.introduction}{one}{scan.between}" + " ".join([one] * count), (image,) * (count + 1))
+
+
+def canvas_grid(canvas: CanvasTiles, height: int, width: int) -> Size:
+    """Rows and columns of the tiles of a picture: those of the grid that changes its size least, if it enlarges it.
+
+    If none does, the grid that reduces it least. Of equal ones the smallest. In floats of 32 bits, as in transformers.
+    """
+    grids = _grids_by_ratio(canvas.max_tiles)
+    sizes = np.array(grids, np.float32) * np.float32(canvas.tile)
+    scales = np.minimum(sizes[:, 0] / np.float32(height), sizes[:, 1] / np.float32(width))
+    enlarging = scales[scales >= 1]
+    scale = scales.max() if not len(enlarging) or canvas.enlarges else enlarging.min()
+    return min((grid for grid, fits in zip(grids, scales == scale, strict=True) if fits), key=math.prod)
+
+
+@lru_cache(maxsize=32)
+def _grids_by_ratio(most: int) -> tuple[Size, ...]:
+    """Rows and columns of all grids of up to so many tiles; large ones first, those of a shape together."""
+    by_ratio: dict[float, list[Size]] = {}
+    for tiles in range(most, 0, -1):
+        for rows in range(1, tiles + 1):
+            if tiles % rows == 0:
+                by_ratio.setdefault(rows / (tiles // rows), []).append((rows, tiles // rows))
+    return tuple(grid for grids in by_ratio.values() for grid in grids)
+
+
+def canvas_size(canvas: CanvasTiles, height: int, width: int) -> Size:
+    """The size to which a picture is resized, so that it touches two edges of its grid, or of one tile."""
+    rows, columns = canvas_grid(canvas, height, width)
+    most_height, down = _canvas_scale(canvas, rows * canvas.tile, height)
+    most_width, across = _canvas_scale(canvas, columns * canvas.tile, width)
+    if np.float32(across) < np.float32(down) if np.float32 in (type(across), type(down)) else across < down:
+        return max(1, min(math.floor(height * across), most_height)), most_width
+    return most_height, max(1, min(math.floor(width * down), most_width))
+
+
+def _canvas_scale(canvas: CanvasTiles, most: int, edge: int) -> tuple[int, float | np.float32]:
+    """How long an edge of a picture may become on its grid, and by which factor.
+
+    transformers divides tensors of 32 bits where the grid limits it, and Python's numbers where it does not.
+    """
+    if canvas.enlarges or most < max(edge, canvas.tile):
+        return most, np.float32(most) / np.float32(edge)
+    longest = max(edge, canvas.tile)
+    return longest, longest / edge
+
+
+def _canvas(info: PictureInfo, canvas: CanvasTiles, height: int, width: int) -> PictureLayout:
+    rows, columns = canvas_grid(canvas, height, width)
+    tile = ItemLayout(images=1, height=canvas.tile, width=canvas.tile, row_length=canvas.tokens)
+    tiles = rows * columns if rows * columns > 1 else 0
+    row = canvas.tile_end.join([info.token] * columns) + canvas.row_end
+    text = (row * rows if tiles else "") + canvas.whole + info.token
+    return PictureLayout(f"{info.before}{text}{info.after}", (tile,) * (tiles + 1))
 
 
 def padded_grid(padded: PaddedTiles, height: int, width: int) -> Size:

@@ -7,6 +7,7 @@ from PIL import Image
 
 from quire.engine.client.pictures import (
     AnyResolution,
+    CanvasTiles,
     Color,
     Filter,
     FixedSize,
@@ -18,12 +19,15 @@ from quire.engine.client.pictures import (
     PatchRows,
     SmartResize,
     SplitTiles,
+    TokenBudget,
     TransformersProcessor,
 )
 from quire.engine.client.protocol import PixelArray
 from quire.multimodal.pictures.layout import (
     PictureLayout,
     best_canvas,
+    canvas_grid,
+    canvas_size,
     crops,
     fit_on_canvas,
     fixed_size,
@@ -53,7 +57,7 @@ def picture_pixels(geometry: Geometry, picture: Image.Image, layout: PictureLayo
     match geometry:
         case FixedSize():
             return _fixed(geometry, pixels)[None]
-        case SmartResize() | PatchRows() | PatchBudget():
+        case SmartResize() | PatchRows() | PatchBudget() | TokenBudget():
             item = layout.items[0]
             return resized(pixels, item.height, item.width, geometry.resample)[None]
         case SplitTiles():
@@ -69,6 +73,8 @@ def picture_pixels(geometry: Geometry, picture: Image.Image, layout: PictureLayo
             return np.stack([resized(part, geometry.height, geometry.width, geometry.resample) for part in parts])
         case PaddedTiles():
             return _padded(geometry, pixels)
+        case CanvasTiles():
+            return _canvas(geometry, pixels)
         case TransformersProcessor():
             raise TypeError("only the model's processor prepares pictures for it")
 
@@ -188,4 +194,18 @@ def _padded(padded: PaddedTiles, pixels: PixelArray) -> PixelArray:
     canvas[:new_height, :new_width] = resized(pixels, new_height, new_width, padded.resample)
     tiles = np.empty((rows * columns, padded.tile, padded.tile, 3), np.uint8)
     _divide(canvas, tiles)
+    return tiles
+
+
+def _canvas(canvas: CanvasTiles, pixels: PixelArray) -> PixelArray:
+    height, width, _ = pixels.shape
+    rows, columns = canvas_grid(canvas, height, width)
+    tile, several = canvas.tile, rows * columns > 1
+    tiles = np.empty((rows * columns + several, tile, tile, 3), np.uint8)
+    whole = np.zeros((rows * tile, columns * tile, 3), np.uint8)
+    new_height, new_width = canvas_size(canvas, height, width)
+    whole[:new_height, :new_width] = resized(pixels, new_height, new_width, canvas.resample)
+    _divide(whole, tiles[: rows * columns])
+    if several:
+        tiles[-1] = resized(pixels, tile, tile, canvas.resample)
     return tiles

@@ -141,6 +141,10 @@ def _qwen3_vl(header: VideoHeader, groups: Sequence[tuple[int, ...]], frame: str
     return "".join(f"<{time:.1f} seconds>{frame}" for time in middles)
 
 
+def _gemma4(header: VideoHeader, _: Sequence[tuple[int, ...]], frame: str) -> str:
+    return " ".join(f"{int(time // 60):02d}:{int(time % 60):02d} {frame}" for time in header.times)
+
+
 def _glm4v(header: VideoHeader, groups: Sequence[tuple[int, ...]], frame: str) -> str:
     return "".join(f"{frame}{int(group[0] / header.fps)}" for group in groups)
 
@@ -164,6 +168,7 @@ def _smolvlm(header: VideoHeader, _: Sequence[tuple[int, ...]], frame: str) -> s
 
 _TEXTS: Mapping[VideoText, Callable[[VideoHeader, Sequence[tuple[int, ...]], str], str]] = {
     "tokens": _tokens_only,
+    "gemma4": _gemma4,
     "qwen3_vl": _qwen3_vl,
     "glm4v": _glm4v,
     "glm46v": _glm46v,

@@ -32,8 +32,7 @@ def test_text_equals_hugging_face(case: str, tmp_path: Path) -> None:
     for seed, length in ((1, 5), (2, 40)):
         prompt = random_prompt(seed, length)
         with torch.inference_mode():
-            # transformers' class around Llama 4's language model does not read the outputs of this
-            out = (model.language_model if case == "llama4" else model).generate(
+            out = model.generate(
                 input_ids=torch.tensor([prompt]),
                 max_new_tokens=TOKENS,
                 do_sample=False,

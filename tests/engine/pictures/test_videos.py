@@ -20,7 +20,7 @@ from tests.support.video_models import (
     prompt_with_media,
     save_watching,
 )
-from tests.support.vision_models import MadeWhenAsked
+from tests.support.vision_models import SEES, MadeWhenAsked
 
 TOKENS = 10
 
@@ -45,12 +45,13 @@ def watching_folders(seeing_models: dict[str, Any], tmp_path_factory: pytest.Tem
     return MadeWhenAsked(lambda case: save_watching(seeing_models[case], case, tmp_path_factory.mktemp(f"v-{case}")))
 
 
-@pytest.mark.parametrize("case", cases("qwen2_5_vl", "smolvlm"))
+@pytest.mark.parametrize("case", cases("gemma4", "gemma4_unified", "qwen2_5_vl", "smolvlm"))
 def test_greedy_tokens_equal_transformers(
     seeing_models: dict[str, Any], watching_folders: dict[str, Path], case: str
 ) -> None:
     """All together in small chunks, then each alone."""
-    engine = Engine(watching_folders[case], block_size=8, max_num_batched_tokens=11, max_num_seqs=5)
+    step = max(11, SEES[case].least_step)
+    engine = Engine(watching_folders[case], block_size=8, max_num_batched_tokens=step, max_num_seqs=5)
     info, expected = engine.pictures, []
     assert info.video is not None
     for index, parts in enumerate(prompts(case)):
@@ -72,9 +73,9 @@ def test_embeddings_of_videos_equal_transformers(
     seeing_models: dict[str, Any], watching_folders: dict[str, Path], case: str
 ) -> None:
     """Of the last token and of all, in small chunks."""
-    engine = Engine(
-        watching_folders[case], model=ModelOptions(convert="embed"), max_num_batched_tokens=11, max_num_seqs=5
-    )
+    step = max(11, SEES[case].least_step)
+    options = ModelOptions(convert="embed")
+    engine = Engine(watching_folders[case], model=options, max_num_batched_tokens=step, max_num_seqs=5)
     for index, parts in enumerate(prompts(case)[:2]):
         prompt, items = prompt_with_media(engine.pictures, *parts)
         hidden = hidden_of_media(seeing_models[case].model, case, engine.pictures, parts)

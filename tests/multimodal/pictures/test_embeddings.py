@@ -22,6 +22,7 @@ from quire.engine.client.pictures import (
     PictureInfo,
     SmartResize,
     SplitTiles,
+    TokenBudget,
 )
 from quire.multimodal.errors import PromptError
 from quire.multimodal.pictures.embeddings import embeddings_item, embeddings_layout, read_embeddings, read_grid
@@ -128,6 +129,7 @@ def test_items() -> None:
         FixedSize(height=8, width=8, tokens=6),
         PanAndScan(height=8, width=8, tokens=6),
         PatchBudget(patch=4, max_patches=9, tokens=6),
+        TokenBudget(multiple=4, max_tokens=5, largest=6),
     ):
         planned = embeddings_layout(_info(geometry), values, None)
         item = embeddings_item(values, planned)
@@ -144,6 +146,7 @@ def test_items() -> None:
     ("geometry", "grid", "reason"),
     [
         (FixedSize(height=8, width=8, tokens=5), None, "6 embeddings; a picture of this model has 5"),
+        (TokenBudget(multiple=4, max_tokens=5, largest=5), None, "6 embeddings; a picture of this model has 5 at most"),
         (SMART, None, "must be"),
         (SMART, (2, 4, 6), "must be"),
         (SMART, (1, -4, -6), "must be"),

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from PIL import Image
+from transformers.image_utils import SizeDict
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.llama4.processing_llama4 import Llama4Processor
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
@@ -25,13 +30,14 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
-from quire.engine.client.pictures import FixedSize, Geometry, PictureInfo
+from quire.engine.client.pictures import CanvasTiles, FixedSize, Geometry, PictureInfo
 from quire.engine.models.config.image_processor import ImageProcessor, Normalization
-from quire.multimodal.pictures.layout import LayoutError, PictureLayout, layout
+from quire.multimodal.pictures.layout import LayoutError, PictureLayout, canvas_grid, canvas_size, layout
 from quire.multimodal.pictures.pixels import picture_pixels
 from quire.multimodal.pictures.resize import resized
 from tests.support.phi4_tiles import Phi4Tiles
 from tests.support.pictures import drawn
+from tests.support.video_processors import image_processor
 
 SIZES = ((64, 64), (1, 1), (3, 150), (211, 2), (37, 91), (300, 120), (640, 481), (97, 700), (513, 1030))
 # What the config of a processor says, and the geometry that is read of it.
@@ -124,6 +130,11 @@ CASES: dict[str, tuple[type, dict[str, Any], Callable[[ImageProcessor], Geometry
         {"size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 40}},
         lambda processor: processor.smart_resize(),
     ),
+    "gemma4": (
+        Gemma4ImageProcessorPil,
+        {"max_soft_tokens": 140, "patch_size": 4, "pooling_kernel_size": 3},
+        lambda processor: processor.token_budget(1120),
+    ),
     "glm4v": (
         Glm4vImageProcessorPil,
         {"size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 80}},
@@ -158,6 +169,14 @@ def _patches(images: NDArray[np.float32], size: int, merged: int) -> NDArray[np.
     return twice.reshape(-1, colors * 2 * size * size)
 
 
+def _rows_of_patches(images: NDArray[np.float32], size: int) -> NDArray[np.float32]:
+    """The patches of one image as Gemma 4's processor orders them: (1, patches, size * size * 3)."""
+    _, colors, height, width = images.shape
+    grid = images[0].reshape(colors, height // size, size, width // size, size)
+    rows: NDArray[np.float32] = grid.transpose(1, 3, 2, 4, 0).reshape(1, -1, size * size * colors)
+    return rows
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_pixels_are_those_of_transformers(case: str, tmp_path: Path) -> None:
     processor, read, info = _read(case, tmp_path)
@@ -171,6 +190,9 @@ def test_pixels_are_those_of_transformers(case: str, tmp_path: Path) -> None:
         expected = processor(images=picture, return_tensors="np")["pixel_values"]
         if case in ("qwen2_vl", "glm4v"):
             images = _patches(images, 14, 2)
+        if case == "gemma4":
+            images = _rows_of_patches(images, 4)
+            expected = expected[:, : images.shape[1]]
         if case == "paddleocr_vl":
             _, colors, height, width = images.shape
             squares = images.reshape(colors, height // 14, 14, width // 14, 14)
@@ -195,6 +217,47 @@ def test_tiles_of_phi4(tmp_path: Path) -> None:
         expected, _, _ = processor.prepared(picture)
         np.testing.assert_allclose(images, expected[1:], atol=2e-6, err_msg=f"{height}x{width}")
         assert planned.tokens == processor.tokens(picture)
+
+
+@pytest.mark.parametrize("enlarges", [False, True])
+def test_tiles_of_llama4(enlarges: bool, tmp_path: Path) -> None:
+    """Pixels and grids of many shapes, with Pillow's resizing in the place of torchvision's."""
+    kind = image_processor("llama4", "Llama4ImageProcessor")
+    processor = kind(size={"height": 28, "width": 28}, max_patches=7, resize_to_max_canvas=enlarges)
+    (tmp_path / "preprocessor_config.json").write_text(processor.to_json_string())
+    read = ImageProcessor.read(tmp_path, "unknown")
+    info = PictureInfo(
+        placeholder=9, placeholder_text="<|image|>", geometry=read.canvas_tiles(4), token_text="<|patch|>"
+    )
+    assert read.normalization().in_bfloat16
+    text = Llama4Processor._prompt_split_image
+    for number, (height, width) in enumerate((*SIZES, (28, 28), (56, 28), (29, 28), (300, 20), (13, 100), (84, 85))):
+        picture = drawn(height, width, seed=number)
+        planned = layout(info, height, width)
+        pixels = picture_pixels(info.geometry, picture, planned)
+        made = processor(images=picture, return_tensors="pt")
+        images = (torch.tensor(pixels).permute(0, 3, 1, 2).bfloat16() * (1 / 255) - 0.5) / 0.5
+        assert torch.equal(images, made["pixel_values"].flatten(0, -4)), f"{height}x{width}"
+        written = text(None, made["aspect_ratios"][0].tolist(), 1)
+        assert f"<|image_start|>{planned.text}<|image_end|>" == written
+
+
+def test_grids_of_llama4() -> None:
+    """Of pictures of all shapes, as transformers chooses and fills them."""
+    module = sys.modules[image_processor("llama4", "Llama4ImageProcessor").__module__]
+    square = SizeDict(height=336, width=336)
+    for tiles, enlarges in ((16, False), (16, True), (5, False)):
+        geometry = CanvasTiles(tile=336, tokens=144, max_tiles=tiles, enlarges=enlarges)
+        module.find_supported_resolutions.cache_clear()
+        sizes = torch.tensor(module.find_supported_resolutions(max_num_chunks=tiles, patch_size=square))
+        rng = np.random.default_rng(tiles)
+        for height, width in [(336, 672), (1008, 336), (3, 500), *rng.integers(1, 3000, (300, 2)).tolist()]:
+            target = module.get_best_fit((height, width), sizes, resize_to_max_canvas=enlarges)
+            assert [336 * edge for edge in canvas_grid(geometry, height, width)] == target.tolist(), (height, width)
+            if not enlarges:
+                target = [min(max(edge, 336), most) for edge, most in zip((height, width), target, strict=True)]
+            fitted = module.get_max_res_without_distortion((height, width), tuple(target))
+            assert canvas_size(geometry, height, width) == tuple(max(1, int(edge)) for edge in fitted), (height, width)
 
 
 def test_a_picture_that_is_too_long_is_refused(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ _TOKENS = {
     "vision_end_token": "<|vision_end|>",
     "start_image_token": "<img>",
     "end_image_token": "</img>",
+    "boi_token": "<|image>",
+    "eoi_token": "<image|>",
     "fake_image_token": "<fake_token_around_image>",
     "global_image_token": "<global-img>",
 }
@@ -78,7 +80,7 @@ def test_short_videos_are_read(infos: Callable[[str], VideoInfo], case: str, fra
         assert video_layout(info, header).tokens > 0
 
 
-@pytest.mark.parametrize("case", cases("qwen3_vl"))
+@pytest.mark.parametrize("case", cases("gemma4", "qwen3_vl"))
 def test_pixels(infos: Callable[[str], VideoInfo], case: str) -> None:
     """After normalization and cutting into patches, where the processor does that."""
     info = infos(case)
@@ -88,6 +90,13 @@ def test_pixels(infos: Callable[[str], VideoInfo], case: str) -> None:
         expected = made.get("pixel_values_videos", made.get("pixel_values"))
         normalized = (torch.tensor(pixels).permute(0, 3, 1, 2) / 255 - _column(case, "mean")) / _column(case, "std")
         layout = video_layout(info, clip.header)
+        if "video_position_ids" in made:
+            edge = 8 if case == "gemma4_unified" else 4
+            squares = normalized.unfold(2, edge, edge).unfold(3, edge, edge)  # (frames, 3, rows, columns, edge, edge)
+            patches = squares.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2)
+            assert torch.allclose(patches, expected[:, : patches.shape[1]], atol=2e-6)
+            assert layout.tokens == len(pixels) * made["num_soft_tokens_per_video"][0]
+            continue
         if "video_grid_thw" not in made:
             assert torch.allclose(normalized, expected[0], atol=2e-6)
             continue

@@ -65,7 +65,8 @@ class VarlenSpans(QueryAttention):
 
     @override
     def __call__(self, q: Tensor, cache: LayerCache, params: AttentionParams) -> Tensor:
-        return paged_varlen(q, cache.keys, cache.values, self.metadata, params, self.visible)
+        visible = None if params.is_causal else self.visible
+        return paged_varlen(q, cache.keys, cache.values, self.metadata, params, visible)
 
     @override
     def places(self, count: int) -> Iterator[Place]:
@@ -90,7 +91,8 @@ class PrefillSpan(QueryAttention):
 
     @override
     def __call__(self, q: Tensor, cache: LayerCache, params: AttentionParams) -> Tensor:
-        return paged_prefill(q, cache.keys, cache.values, self.table, self.length, params, self.visible)
+        visible = None if params.is_causal else self.visible
+        return paged_prefill(q, cache.keys, cache.values, self.table, self.length, params, visible)
 
     @override
     def places(self, count: int) -> Iterator[Place]:

@@ -46,8 +46,8 @@ class StepQueries(QueryAttention):
             generated = SingleQueries(singles.block_tables, singles.seq_lens, self.metadata.max_seq_len)
             out.append(generated(q[:count], cache, params))
         if len(spans.seq_lens):
-            starts, visible = self.metadata.query_starts, None if self.visible is None else self.visible[count:]
-            tables, lengths = spans.block_tables, spans.seq_lens
+            visible = None if self.visible is None or params.is_causal else self.visible[count:]
+            starts, tables, lengths = self.metadata.query_starts, spans.block_tables, spans.seq_lens
             out.append(attend_spans(q[count:], cache.keys, cache.values, tables, lengths, starts, params, visible))
         return out[0] if len(out) == 1 else torch.cat(out)
 

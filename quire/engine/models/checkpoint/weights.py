@@ -17,7 +17,7 @@ from quire.engine.models.checkpoint.norm_gains import NormGains, normed_linears
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMismatch
 from quire.engine.models.layers.linear import Linear, Packable, use_exact_inputs
 from quire.engine.models.networks.transformer import Transformer
-from quire.engine.models.specs.tensor_names import WeightNames, WeightTarget, rows_of_expert, unstack_expert
+from quire.engine.models.specs.tensor_names import VISION, WeightNames, WeightTarget, rows_of_expert, unstack_expert
 from quire.kernels.linear import PackedWeight, Quantization
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"  # in checkpoints
@@ -74,6 +74,11 @@ def check_finite(name: str, loaded: Tensor, stored: Tensor | None = None) -> Non
         dtype = str(loaded.dtype).removeprefix("torch.")
         raise UnsupportedModel(f"{name} has values that {dtype} cannot represent; use --dtype bfloat16 or float32")
     raise BrokenFolder(f"{name} {_NOT_FINITE}")
+
+
+def _is_bound(parameter: str, tensor: Tensor) -> bool:
+    """Whether a tensor is a bound of values in a tower (Gemma 4), which may be infinite: then it changes none."""
+    return parameter.startswith(VISION) and tensor.dim() == 0 and not tensor.isnan()
 
 
 def _is_finite(tensor: Tensor) -> bool:
@@ -308,7 +313,8 @@ class WeightFiller(WeightTaker):
             destination = destination.narrow(0, *self._rows(target))
         _check_shape(name, tensor.shape, destination.shape)
         destination.copy_(tensor)
-        check_finite(name, destination, tensor)
+        if not _is_bound(target.parameter, tensor):
+            check_finite(name, destination, tensor)
 
     def _rows(self, target: WeightTarget) -> tuple[int, int]:
         """The first row of a parameter that a tensor fills, and how many rows it fills."""

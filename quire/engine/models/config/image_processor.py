@@ -9,7 +9,10 @@ from typing import Any
 
 from quire.engine.client.json_file import read_json
 from quire.engine.client.pictures import (
+    MAX_TILES,
+    TOKEN_BUDGETS,
     AnyResolution,
+    CanvasTiles,
     Color,
     Filter,
     FixedSize,
@@ -20,6 +23,7 @@ from quire.engine.client.pictures import (
     PatchRows,
     SmartResize,
     SplitTiles,
+    TokenBudget,
 )
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 
@@ -41,6 +45,15 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "siglip": {**_HALF, "size": {"height": 224, "width": 224}},
     "siglip2": {**_HALF, "resample": 2, "patch_size": 16, "max_num_patches": 256},
     "gemma3": {**_HALF, "resample": 2, "size": {"height": 224, "width": 224}},
+    "gemma4": {
+        "image_mean": (0.0, 0.0, 0.0),
+        "image_std": (1.0, 1.0, 1.0),
+        "do_normalize": False,
+        "resample": 3,
+        "patch_size": 16,
+        "pooling_kernel_size": 3,
+        "max_soft_tokens": 280,
+    },
     "idefics3": {**_HALF, **_IDEFICS},
     "smolvlm": {**_HALF, **_IDEFICS},
     "pixtral": {**_CLIP, "size": {"longest_edge": 1024}, "patch_size": 16},
@@ -63,9 +76,17 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "size": {"shortest_edge": 384 * 384, "longest_edge": 1536 * 1536},
     },
     "phi4multimodal": {**_HALF, "size": {"height": 448, "width": 448}, "patch_size": 14},
+    "llama4": {
+        **_HALF,
+        "resample": 2,
+        "size": {"height": 336, "width": 336},
+        "max_patches": 16,
+        "resize_to_max_canvas": False,
+    },
     "glm4v": {**_CLIP, **_VISION_PATCHES, "size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000}},
 }
 _SAME = {
+    "gemma4unified": "gemma4",
     "glm46v": "glm4v",
     "qwen2_5_vl": "qwen2vl",
     "qwen3vl": "qwen2vl",
@@ -73,17 +94,26 @@ _SAME = {
     "phi4mm": "phi4multimodal",
 }
 _PARTS = ("ImageProcessorFast", "ImageProcessorPil", "ImageProcessor", "FeatureExtractor")
+_GEMMA4 = ("gemma4", "gemma4unified")  # of pictures and of videos
 _AREA_MULTIPLIED = "glm4v"  # counts a picture's area for each frame of a patch
 _ROUNDED = "paddleocrvl"  # rounds the edges of pictures that are smaller than a token
 
 
 @dataclass(frozen=True, slots=True)
 class Normalization:
-    """How values of pixels, from 0 to 255, become an encoder's: (value * scale - mean) / std, for each colour."""
+    """How values of pixels, from 0 to 255, become an encoder's: (value * scale - mean) / std, for each colour.
+
+    Attributes:
+        scale, mean, std: see above.
+        in_bfloat16: each step of it is rounded to bfloat16, whatever dtype the encoder has (Llama 4).
+        stays_float32: the encoder goes on in float32, whatever dtype its weights have (Gemma 4).
+    """
 
     scale: float
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
+    in_bfloat16: bool = False
+    stays_float32: bool = False
 
 
 class ImageProcessor:
@@ -135,8 +165,12 @@ class ImageProcessor:
         if type(scale) not in (int, float):
             raise self._invalid("rescale_factor")
         if not self._fields.get("do_normalize", True):
-            return Normalization(float(scale), (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-        return Normalization(float(scale), self._colors("image_mean"), self._colors("image_std"))
+            mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+        else:
+            mean, std = self._colors("image_mean"), self._colors("image_std")
+        return Normalization(
+            float(scale), mean, std, in_bfloat16=self.kind == "llama4", stays_float32=self.kind in _GEMMA4
+        )
 
     def fixed_size(self, tokens: int) -> FixedSize:
         """The geometry of an encoder of images of one size. `tokens`: placeholders of an image.
@@ -177,6 +211,41 @@ class ImageProcessor:
             patch=self._number("patch_size"),
             max_patches=self._number("max_num_patches"),
             tokens=tokens,
+            resample=self._resample(),
+        )
+
+    def token_budget(self, most_tokens: int) -> TokenBudget:
+        """The geometry of Gemma 4. `most_tokens`: those of a picture that the encoder can read.
+
+        Raises:
+            UnsupportedModel: the processor makes something else.
+        """
+        self._check_kind(*_GEMMA4)
+        tokens = self._number("max_soft_tokens")
+        possible = [budget for budget in TOKEN_BUDGETS if budget <= most_tokens]
+        if tokens not in possible:
+            raise UnsupportedModel(
+                f"max_soft_tokens is {tokens} in the config of the processor; supported are "
+                f"{', '.join(map(str, TOKEN_BUDGETS))}, but not more than config.json allows, {most_tokens}"
+            )
+        multiple = self._number("patch_size") * self._number("pooling_kernel_size")
+        return TokenBudget(multiple=multiple, max_tokens=tokens, largest=max(possible), resample=self._resample())
+
+    def canvas_tiles(self, tokens: int) -> CanvasTiles:
+        """The geometry of Llama 4. `tokens`: placeholders of a tile.
+
+        Raises:
+            UnsupportedModel: the processor makes something else.
+        """
+        self._check_kind("llama4")
+        most = self._number("max_patches")
+        if most > MAX_TILES:
+            raise self._invalid("max_patches")
+        return CanvasTiles(
+            tile=self._square("size"),
+            tokens=tokens,
+            max_tiles=most,
+            enlarges=bool(self._fields.get("resize_to_max_canvas")),
             resample=self._resample(),
         )
 
@@ -389,7 +458,7 @@ class ImageProcessor:
         return _FILTERS[number]
 
 
-def check_image_size(geometry: FixedSize | PanAndScan, vision: Any) -> None:
+def check_image_size(geometry: FixedSize | PanAndScan | CanvasTiles, vision: Any) -> None:
     """Check that an encoder, whose config `vision` is, reads images of the size that the processor makes.
 
     Raises:
@@ -397,10 +466,11 @@ def check_image_size(geometry: FixedSize | PanAndScan, vision: Any) -> None:
     """
     size = vision.image_size
     height, width = (size, size) if isinstance(size, int) else size
-    if (geometry.height, geometry.width) != (height, width):
+    made = (geometry.tile,) * 2 if isinstance(geometry, CanvasTiles) else (geometry.height, geometry.width)
+    if made != (height, width):
         raise UnsupportedModel(
             f"the encoder reads pictures of {height}x{width} pixels, but preprocessor_config.json makes "
-            f"{geometry.height}x{geometry.width}"
+            f"{made[0]}x{made[1]}"
         )
 
 

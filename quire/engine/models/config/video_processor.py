@@ -23,10 +23,21 @@ _CLIP = {
 _HALF = {"image_mean": (0.5, 0.5, 0.5), "image_std": (0.5, 0.5, 0.5), "resample": 3}
 _PATCHES = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
 _SQUARE = {"size": {"height": 384, "width": 384}}
+_GEMMA4 = {
+    "image_mean": (0.0, 0.0, 0.0),
+    "image_std": (1.0, 1.0, 1.0),
+    "resample": 3,
+    "patch_size": 16,
+    "pooling_kernel_size": 3,
+    "max_soft_tokens": 70,
+    "num_frames": 32,
+}
 _GLM = {**_CLIP, **_PATCHES, "size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 2 * 30000}, "fps": 2}
 # What fields are if a config does not have them, by the processor's name in small letters. Those that leave it to the
 # caller how many frames are read get two in a second, as Qwen's own tools do, or 32, as vLLM does.
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "gemma4": _GEMMA4,
+    "gemma4unified": _GEMMA4,
     "qwen2vl": {
         **_CLIP,
         **_PATCHES,

@@ -239,6 +239,7 @@ def empty_tower(config: Any, tower: Tower | None) -> Any:
             for name, child in [*module.named_children()]:
                 setattr(module, name, _replacement(child, tower))
             _fuse_activation(module)
+            _read_buffers(module)
     return model.eval()
 
 
@@ -260,6 +261,14 @@ def _replacement(module: Any, tower: Tower | None) -> Any:
     if type(module) is nn.Conv3d:
         module.__class__ = PatchConv3d
     return module
+
+
+def _read_buffers(module: nn.Module) -> None:
+    """Make parameters of the buffers of numbers that checkpoints have, such as bounds of values (Gemma 4)."""
+    for name, buffer in [*module.named_buffers(recurse=False)]:
+        if buffer.is_floating_point() and name not in module._non_persistent_buffers_set:
+            delattr(module, name)
+            module.register_parameter(name, nn.Parameter(buffer, requires_grad=False))
 
 
 def _fuse_activation(module: nn.Module) -> None:

@@ -34,7 +34,7 @@ from quire.engine.models.specs.tensor_names import KIND, LAYER, NamedTensors, We
 if TYPE_CHECKING:  # families are read without torch
     from torch import Tensor
 
-_KEYS = re.compile(r"(?P<attn>(?:.*\.)?layers\.(?P<layer>\d+)\.self_attn)\.k_proj\.(?P<kind>.*)")
+_KEYS = re.compile(r"(?P<attn>(?!vision\.)(?:.*\.)?layers\.(?P<layer>\d+)\.self_attn)\.k_proj\.(?P<kind>.*)")
 _EXPERTS = LAYER + r"experts\.(?P<expert>\d+)\."
 _RULES = (
     (LAYER + r"self_attn\.q_proj" + KIND, "attn.q.{kind}"),  # of layers without keys
@@ -91,8 +91,13 @@ def gemma4(config: Any) -> DecoderSpec:
         layers,
         embeddings=Embeddings(scale=config.hidden_size**0.5, scales_items=False),
         logit_softcap=config.final_logit_softcapping,
-        layer_embeddings=LayerEmbeddings(size=size, vocab=config.vocab_size_per_layer_input) if size else None,
+        layer_embeddings=_layer_embeddings(config, size) if size else None,
     )
+
+
+def _layer_embeddings(config: Any, size: int) -> LayerEmbeddings:
+    item_token = config.pad_token_id or 0
+    return LayerEmbeddings(size=size, vocab=config.vocab_size_per_layer_input, item_token=item_token)
 
 
 def gemma3n(config: Any) -> DecoderSpec:
@@ -238,6 +243,4 @@ FAMILIES = (
     Family(name="gemma3n_text", config_types=("gemma3n_text",), spec=gemma3n, tensors=_names),
     Family(name="gemma4_text", config_types=("gemma4_text", "gemma4_unified_text"), spec=gemma4, tensors=_names),
     vision_language_model("gemma3n"),
-    vision_language_model("gemma4"),
-    vision_language_model("gemma4_unified"),
 )

@@ -14,7 +14,7 @@ from quire.engine.models.family import Composite, Tower, text_config
 from quire.engine.models.specs.decoder import DecoderSpec
 from quire.engine.models.specs.tensor_names import WeightNames
 
-_TEXT_ONLY = ("idefics2", "llama4", "ovis2")
+_TEXT_ONLY = ("idefics2", "ovis2")
 _NOT_LOADED = re.compile(
     r"(?:model\.)?(?:vision_tower|vision_model|visual|multi_modal_projector|connector|image_newline"
     r"|visual_embeddings_table|projector|mlp_AR|embed_vision|vision_embedder|audio_tower|embed_audio)(?:\..*)?"

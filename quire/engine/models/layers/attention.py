@@ -92,6 +92,7 @@ class GroupedAttentionLayer(nn.Module):
             self.key_scale,
             self.value_scale,
             self.head_scales,
+            spec.is_causal,
         )
         last_token_only = last_layer and step.last_token_only
         heads = ProjectedHeads(qkv, spec.heads, spec.kv_heads, norms, rope)

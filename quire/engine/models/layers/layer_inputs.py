@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.engine.models.layers.embedding import Embedding
+from quire.engine.models.layers.inputs import ItemEmbeddings
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import make_norm
 from quire.engine.models.layers.step import StepContext
@@ -30,9 +31,14 @@ class LayerEmbeddingTable(nn.Module):
         self.projection = Linear(hidden, layers * spec.size)
         self.norm = make_norm(spec.size, norm)
 
-    def forward(self, token_ids: Tensor, embedded: Tensor) -> Tensor:
-        """(tokens,) ids and (tokens, hidden), the input of the first layer, to (tokens, layers * size)."""
+    def forward(self, token_ids: Tensor, embedded: Tensor, items: ItemEmbeddings | None) -> Tensor:
+        """(tokens,) ids and (tokens, hidden), the input of the first layer, to (tokens, layers * size).
+
+        `items`: those that are in it.
+        """
         size = self._spec.size
+        if items is not None and not items.added:
+            token_ids = token_ids.index_fill(0, items.rows, self._spec.item_token)
         ids = token_ids if self._has_all_tokens else limit_ids(token_ids, self._spec.vocab)
         projected = scaled(self.projection(embedded), self._hidden**-0.5)
         normed = self.norm(split_heads(projected, self._layers, size)).view(projected.shape)

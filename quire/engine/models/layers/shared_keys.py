@@ -40,7 +40,7 @@ class SharedKeysLayer(nn.Module):
         attended = step.attend.read(
             spec.source,
             queries,
-            AttentionParams(spec.scale, spec.window),
+            AttentionParams(spec.scale, spec.window, is_causal=spec.is_causal),
             last_layer=last_layer,
             last_token_only=last_layer and step.last_token_only,
         )

@@ -84,7 +84,7 @@ class Transformer(LayerStack):
         if self._reads_embedded:
             step = replace(step, embedded=x)
         if self.layer_embeddings is not None:
-            step = replace(step, layer_inputs=self.layer_embeddings(inputs.token_ids, x))
+            step = replace(step, layer_inputs=self.layer_embeddings(inputs.token_ids, x, inputs.items))
         return x if self.stream_ends is None else self.stream_ends.expanded(x), step
 
     def _embedded(self, inputs: ModelInputs) -> Tensor:

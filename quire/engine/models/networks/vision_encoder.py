@@ -111,9 +111,12 @@ class PixelEncoder(VisionEncoder):
         """The pixels as the tower reads them: (images, 3, height, width)."""
         sample = next(self.tower.parameters())
         device = sample.device
-        pixels = torch.tensor(item.pixels, device=device).permute(0, 3, 1, 2).float()
         normalization = self._normalization
+        dtype = torch.bfloat16 if normalization.in_bfloat16 else torch.float32
+        pixels = torch.tensor(item.pixels, device=device).permute(0, 3, 1, 2).to(dtype)
         mean, std = (
-            torch.tensor(values, device=device)[:, None, None] for values in (normalization.mean, normalization.std)
+            torch.tensor(values, device=device, dtype=dtype)[:, None, None]
+            for values in (normalization.mean, normalization.std)
         )
-        return ((pixels * normalization.scale - mean) / std).to(sample.dtype).contiguous()
+        normalized = (pixels * normalization.scale - mean) / std
+        return normalized.to(torch.float32 if normalization.stays_float32 else sample.dtype).contiguous()

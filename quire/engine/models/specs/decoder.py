@@ -110,6 +110,7 @@ class GroupedQueryAttention(Attention):
     output_gate: bool = False  # queries' projection makes gates as well; results are multiplied with their sigmoid
     value_norm: bool = False  # each head of values is normalized, without a weight
     keys_as_values: bool = False  # the projection of keys is also that of values; its weight is loaded for both
+    is_causal: bool = False  # also tokens that attend to each other in both directions in other layers do not here
 
     @property
     def cache(self) -> FullCache | WindowCache | ChunkCache:

@@ -17,12 +17,14 @@ class LayerEmbeddings(SpecPart):
     Attributes:
         size: elements of a layer's input.
         vocab: rows of the table of embeddings; tokens past them have that of token 0.
+        item_token: the token whose embedding stands for those of pictures.
     """
 
     positive: ClassVar = ("size", "vocab")
 
     size: int
     vocab: int
+    item_token: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ class SharedKeysAttention(Attention):
     Attributes:
         source: index of that layer, which is an earlier one with as many heads of keys, of the same size.
         qk_norm: each head of queries is normalized.
-        window: see `GroupedQueryAttention`.
+        window, is_causal: see `GroupedQueryAttention`.
     """
 
     description: ClassVar = "attention to keys of an earlier layer"
@@ -32,6 +32,7 @@ class SharedKeysAttention(Attention):
     window: int | None = None
     q_bias: bool = False
     out_bias: bool = False
+    is_causal: bool = False
 
     @property
     def cache(self) -> None:
