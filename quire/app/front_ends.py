@@ -1,7 +1,7 @@
 """The parent of several front ends: starts them and the engine, starts again what dies, and ends all together.
 
-It has neither an event loop nor threads, so that a front end is a copy of it, with all that it has imported, at any
-time. A supervisor sends signals to all processes; the front ends and the engine ignore them, and the parent says what
+It has no event loop, and no thread but the one that writes its log, so that a front end is a copy of it, with all that
+it has imported, at any time. A supervisor sends signals to all processes; the front ends and the engine ignore them, and the parent says what
 they mean.
 """
 
@@ -43,6 +43,7 @@ from quire.app.front_end import (
     start_shared_model,
 )
 from quire.app.lifecycle import serve
+from quire.app.logs import flush_logs, start_logging_in_copy
 from quire.app.models import ModelSource
 from quire.config.commands import Serve
 from quire.config.options import LogOptions
@@ -184,6 +185,7 @@ class FrontEnds:
         )
         child.connection = ours
         process = _FORK.Process(target=self._run_front_end, args=(front_end,), name=f"quire-front-{child.index}")
+        flush_logs()
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
         try:
             process.start()
@@ -197,6 +199,7 @@ class FrontEnds:
     def _run_front_end(self, front_end: FrontEnd) -> NoReturn:
         """Body of the process of a front end, which is a copy of this one."""
         forget_all()
+        start_logging_in_copy(self._settings.log_level, self._settings.log_format)
         end_with_parent(partial(_clean_up, self._folder))
         for child in self._children:
             if child.index != front_end.index:
@@ -225,7 +228,8 @@ class FrontEnds:
             if ready == self._wakes[0]:
                 self._handle_signals(os.read(self._wakes[0], 64))
             elif isinstance(ready, Connection):
-                self._read(connections[ready])
+                if connections[ready].connection is ready:  # else its process has just been found to have ended
+                    self._read(connections[ready], ready)
             elif ready in sentinels:
                 self._reap(sentinels[ready])
             else:
@@ -248,12 +252,12 @@ class FrontEnds:
             if child.restarts.due is not None and now >= child.restarts.due:
                 self._start(child)
 
-    def _read(self, child: _Child) -> None:
-        assert child.connection is not None
+    def _read(self, child: _Child, connection: Connection) -> None:
+        """Read what a front end says."""
         try:
-            listens = msgspec.msgpack.decode(child.connection.recv_bytes(), type=Listens)
+            listens = msgspec.msgpack.decode(connection.recv_bytes(), type=Listens)
         except (EOFError, OSError):  # its process ends
-            child.connection.close()
+            connection.close()
             child.connection = None
             return
         child.listens = True
