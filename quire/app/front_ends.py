@@ -1,8 +1,8 @@
 """The parent of several front ends: starts them and the engine, starts again what dies, and ends all together.
 
 It has no event loop, and no thread but the one that writes its log, so that a front end is a copy of it, with all that
-it has imported, at any time. A supervisor sends signals to all processes; the front ends and the engine ignore them, and the parent says what
-they mean.
+it has imported, at any time. A supervisor sends signals to all processes; the front ends and the engine ignore them,
+and the parent says what they mean.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ from quire.engine.client.launch import (
     forget_all,
     kill_processes,
     reason_of,
+    show_name,
 )
 from quire.engine.client.shared_channel import PARENT, FrontEndChannel, identity_of
 from quire.engine.models.config_reader import ConfigReader
@@ -157,6 +158,7 @@ class FrontEnds:
             self._end_core()
         for end in self._wakes:
             os.close(end)
+        self._counts.close()
         return self._status
 
     @property
@@ -200,6 +202,7 @@ class FrontEnds:
         """Body of the process of a front end, which is a copy of this one."""
         forget_all()
         start_logging_in_copy(self._settings.log_level, self._settings.log_format)
+        show_name()
         end_with_parent(partial(_clean_up, self._folder))
         for child in self._children:
             if child.index != front_end.index:

@@ -1,4 +1,4 @@
-"""Counts that several processes of a server share, in a file that all of them have mapped.
+"""Counts that several processes of a server share, in a file in memory that all of them have mapped. Linux only.
 
 What a process has counted is in columns of its own, which nobody else writes: when it dies, at whatever moment, its
 columns are cleared, and the counts are right again. A lock makes looking and taking one step. The system gives it back
@@ -11,7 +11,6 @@ import fcntl
 import hashlib
 import mmap
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,12 +40,16 @@ class SharedCounts:
         self._index = 0
         counts = _SETS * _WAYS * (_DIGEST + _WORD * processes) + _WORD * processes
         records = _RECORDS * (_DIGEST + _WORD * (_NUMBERS + processes))
-        self._file = tempfile.TemporaryFile(prefix="quire-counts-")  # noqa: SIM115 it lives as long as the process
-        os.ftruncate(self._file.fileno(), tables * counts + records)
-        view = memoryview(mmap.mmap(self._file.fileno(), tables * counts + records))
+        self._file = os.memfd_create("quire-counts")
+        os.ftruncate(self._file, tables * counts + records)
+        view = memoryview(mmap.mmap(self._file, tables * counts + records))
         self._tables = [_Rows(view[i * counts : (i + 1) * counts], _SETS * _WAYS, processes) for i in range(tables)]
         self._totals = [view[(i + 1) * counts - _WORD * processes : (i + 1) * counts].cast("q") for i in range(tables)]
         self._records = _Rows(view[tables * counts :], _RECORDS, processes, numbers=_NUMBERS)
+
+    def close(self) -> None:
+        """Close the file. What is mapped stays until nobody refers to it."""
+        os.close(self._file)
 
     def use(self, index: int) -> None:
         """Say which of the processes this one is."""

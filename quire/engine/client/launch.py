@@ -116,7 +116,7 @@ class PreparedProcess:
 
 def _run_prepared(connection: Connection, prepare: Callable[[], None], folder: Path) -> None:
     """Body of a `PreparedProcess`."""
-    _show_name()
+    show_name()
     end_with_parent(partial(_remove, folder))
     prepare()
     with suppress(EOFError), connection:  # the server has ended
@@ -306,7 +306,7 @@ atexit.register(kill_processes)
 def _run_in_process(entry: bytes, address: str, place: ProcessPlace) -> None:
     """Entry point of a core's process. The server ends it by a message; it also ends when the server is killed."""
     place.take()
-    _show_name()
+    show_name()
     end_with_parent(partial(_remove, Path(address.removeprefix("ipc://")).parent))
     _run_core(entry, address)
 
@@ -326,7 +326,7 @@ def _run_core(entry: bytes, address: str) -> None:
     run(address)
 
 
-def _show_name() -> None:
+def show_name() -> None:
     """Let ps and top show the name of this process, whose command line may be that of its server."""
     with suppress(OSError):  # no Linux
         Path("/proc/self/comm").write_text(multiprocessing.current_process().name, encoding="ascii")

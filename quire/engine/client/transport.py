@@ -225,8 +225,6 @@ class CoreChannel(_Channel[ClientMessage]):
     def receive(self, timeout: float | None) -> ClientMessage | None:
         """Return the front end's next message, or None if none arrives within `timeout` seconds or somebody wakes it.
 
-        It may return None earlier.
-
         Args:
             timeout: in seconds; None waits without a limit.
 
@@ -238,7 +236,7 @@ class CoreChannel(_Channel[ClientMessage]):
         if not self._wait(None if timeout is None else round(timeout * 1000)):
             return None
         self._unpack(self._socket.recv_multipart())
-        return self._unpacked.popleft() if self._unpacked else None
+        return self.receive(0.0)
 
     def _unpack(self, frames: list[bytes]) -> None:
         """Take the messages of the client out of frames."""
