@@ -195,8 +195,6 @@ class FrontEnds:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         child.process = process
         theirs.close()
-        if self._core_process is None:  # its engine is being restarted
-            self._tell(child, CoreEnded("The engine is being restarted.", restarts=True))
 
     def _run_front_end(self, front_end: FrontEnd) -> NoReturn:
         """Body of the process of a front end, which is a copy of this one."""
@@ -240,7 +238,9 @@ class FrontEnds:
         self._do_what_is_due()
 
     def _seconds_until_due(self) -> float | None:
-        times = [child.restarts.due for child in self._children] + [self._core_restarts.due, self._kill_at]
+        times = [self._core_restarts.due, self._kill_at]
+        if self._core_process is not None:  # else front ends are started after it
+            times += [child.restarts.due for child in self._children]
         due = [at for at in times if at is not None]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
@@ -251,7 +251,7 @@ class FrontEnds:
             self._kill_all()
         if self._core_restarts.due is not None and now >= self._core_restarts.due:
             self._restart_core()
-        for child in self._children:
+        for child in self._children if self._core_process is not None else ():
             if child.restarts.due is not None and now >= child.restarts.due:
                 self._start(child)
 
@@ -289,6 +289,8 @@ class FrontEnds:
         self._tell_all(OtherEnded(identity_of(child.index, child.generation)))
         if self._is_ending:
             self._status = self._status or (1 if status < 0 else status)
+            for bound in child.sockets:  # so that clients are refused which nobody would serve
+                bound.close()
         elif not child.listens and child.generation == 1:  # the others will end as well, and say why
             logger.error("front end %d ended with status %d at its start", child.index, status)
             self._status = status if status > 0 else 1
@@ -309,7 +311,8 @@ class FrontEnds:
         if self._is_ending:
             return
         was_killed = (process.exitcode or 0) < 0  # else it has told the reason, which takes a moment to arrive
-        can_restart = self._settings.on_engine_death == "restart" and all(child.listens for child in self._children)
+        has_served = all(child.listens or child.generation > 1 for child in self._children)
+        can_restart = self._settings.on_engine_death == "restart" and has_served
         restarts = can_restart and self._core_restarts.plan(_FIRST_DELAY + (0.0 if was_killed else LAST_MESSAGES))
         reason = reason_of(process)
         if restarts:
