@@ -42,8 +42,8 @@ def main() -> None:
     first, *others = options.counts
     result = {
         "command": f"python -m benchmarks.front_ends {Path(options.model).name} --counts {' '.join(map(str, rows))} "
-        f"--runs {options.runs} --warm-up {options.warm_up} --connections {options.connections} --renders {options.renders} "
-        f"--tokens {options.tokens}",
+        f"--runs {options.runs} --warm-up {options.warm_up} --connections {options.connections} "
+        f"--renders {options.renders} --tokens {options.tokens}",
         "figures": {
             count: {figure: spread_of([row[figure] for row in rows[count]]) for figure in _FIGURES} for count in rows
         },

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.openmetrics.exposition import generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client.openmetrics.exposition import ALLOWUTF8, generate_latest
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
@@ -35,13 +35,13 @@ class Shown(Collector):
         self._metrics = merged(dumps)
 
     @override
-    def collect(self):  # type: ignore[no-untyped-def]  # as in the library
+    def collect(self) -> list[Metric]:
         return self._metrics
 
 
 def page(*dumps: ProcessDump) -> dict[str, str]:
     """Samples of a page, by what stands before their values."""
-    text = generate_latest(Shown(*dumps)).decode()  # type: ignore[no-untyped-call]
+    text = generate_latest(Shown(*dumps), ALLOWUTF8).decode()  # type: ignore[no-untyped-call]
     samples = [line.partition(" # ") for line in text.splitlines() if not line.startswith("#")]
     return {line.rpartition(" ")[0]: line.rpartition(" ")[2] + mark + exemplar for line, mark, exemplar in samples}
 
