@@ -11,8 +11,8 @@ helps, and requests are streamed:
 - streams: 16 requests at once of 32 tokens, 64 tokens out; output tokens per second of all,
 - prompts: 1,024 tokens and one token out, twice (`--long-prompts`); prompt tokens per second.
 
-Bandwidth is that of reading memory larger than caches with as many threads as cores, before and after each load. A
-ratio is the first server's rate over the best other one's in the same round, the median of all rounds. A floor share
+Bandwidth is that of reading memory larger than caches with as many threads as cores, before and after each load: the
+median of reads for half a second, as tokens too are counted over slow and fast moments of a shared machine. A ratio is the first server's rate over the best other one's in the same round, the median of all rounds. A floor share
 is the time of reading the file's matrices once, over that of a token. Loads beside other busy processes are ignored.
 """
 
@@ -37,13 +37,14 @@ import torch
 from gguf import GGUFReader
 from safetensors import safe_open
 
-from benchmarks.cpu.limits import READ_BYTES, best
+from benchmarks.cpu.limits import READ_BYTES, timed
 from benchmarks.processes import Server, busy_seconds, session_seconds
 
 TOKENS = range(1000, 15000)  # that prompts are made of: usual ones in all vocabularies
 LOADS = ("decode", "streams", "prompts")
 STREAMS, STREAM_PROMPT, STREAM_TOKENS = 16, 32, 64
 DECODED, LONG_PROMPT, LONG_PROMPTS = 128, 1024, 2
+READS = 30  # of memory, for its bandwidth
 FOREIGN_CORES = 0.25
 
 
@@ -101,9 +102,9 @@ class Client:
 
 
 def bandwidth() -> float:
-    """Return bytes per second of reading memory."""
+    """Return bytes per second of reading memory, in the median."""
     memory = torch.ones(READ_BYTES // 8, dtype=torch.int64)
-    return READ_BYTES / best(memory.max, 6)
+    return READ_BYTES / timed(memory.max, READS)[1]
 
 
 def token_bytes(model: Path) -> int:
