@@ -70,9 +70,12 @@ class OtherEnded(msgspec.Struct, frozen=True, tag="other_ended"):
 
 
 class Listens(msgspec.Struct, frozen=True, tag="listens"):
-    """The front end serves. `info`: of its model."""
+    """The front end serves.
 
-    info: ModelInfo
+    `max_model_len`: the context that requests are checked for, if the KV cache may have reduced it.
+    """
+
+    max_model_len: int | None
 
 
 ToFrontEnd = Signalled | CoreEnded | CoreStarted | OtherEnded
@@ -121,7 +124,7 @@ class FrontEnd:
     def tell_that_it_listens(self, info: ModelInfo) -> None:
         """Tell the parent that requests are answered."""
         with suppress(OSError):  # the parent has ended, which ends this process
-            self.connection.send_bytes(msgspec.msgpack.encode(Listens(info)))
+            self.connection.send_bytes(msgspec.msgpack.encode(Listens(info.max_model_len if info.num_blocks else None)))
 
     def watch_core(self, on_core: Callable[[OfCore], None]) -> None:
         """Call a function with what concerns the engine."""

@@ -28,7 +28,7 @@ from typing import NoReturn
 import msgspec
 
 from quire.app.core_process import serve_core_in_process
-from quire.app.cores import with_context
+from quire.app.cores import with_max_model_len
 from quire.app.engines import core_config
 from quire.app.exits import end_process, handling_signals
 from quire.app.front_end import (
@@ -264,8 +264,8 @@ class FrontEnds:
             child.connection = None
             return
         child.listens = True
-        if not self._core_restarts.attempt:
-            self._config = with_context(self._config, listens.info)
+        if listens.max_model_len is not None and not self._core_restarts.attempt:
+            self._config = with_max_model_len(self._config, listens.max_model_len)
 
     def _tell(self, child: _Child, note: ToFrontEnd) -> None:
         if child.connection is not None:

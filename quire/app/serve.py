@@ -7,7 +7,7 @@ import importlib.util
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -244,8 +244,8 @@ def _check_front_ends(settings: Serve) -> None:
         raise _refusal(settings, f"{flag} needs an engine: start several servers, which need not share anything")
     if len(settings.model) != 1:
         raise _refusal(settings, f"--api-server-count works with one MODEL; 1 is accepted with {len(settings.model)}")
-    idle: tuple[tuple[str, Any], ...] = (("uds", None), ("headless", False), ("enable_elastic_ep", False))
-    for field, value in idle:
+    idle: Mapping[str, Any] = {"uds": None, "headless": False, "nnodes": 1, "enable_elastic_ep": False}
+    for field, value in idle.items():
         if getattr(settings, field) != value:
             raise _refusal(settings, f"{settings.flag(field)} does not work with {flag}")
     if settings.has_replicas:
