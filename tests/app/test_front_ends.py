@@ -315,7 +315,7 @@ async def test_all_end_with_their_parent_and_leave_nothing_behind(
     [
         ("m --data-parallel-size 2", "does not work with --data-parallel-size"),
         ("m --uds quire.sock", "--uds does not work with --api-server-count 2"),
-        ("m --nnodes 2", "--nnodes does not work with --api-server-count 2"),
+        ("m --nnodes 2 --tensor-parallel-size 2", "--nnodes does not work with --api-server-count 2"),
         ("m --no-engine-process", "--no-engine-process does not work with --api-server-count 2"),
         ("m --response-store sqlite://", "--response-store sqlite:// does not work with --api-server-count 2"),
         ("m --otlp-metrics-endpoint http://127.0.0.1:9", "metrics are not exported over OTLP with"),
