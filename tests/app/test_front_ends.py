@@ -335,6 +335,7 @@ def test_a_render_server_has_one_process() -> None:
         check_settings(Render.parse(["m", "--api-server-count", "2"]))
 
 
+@pytest.mark.slow
 def test_a_port_that_is_in_use_and_a_model_that_cannot_be_loaded_are_refused(tmp_path: Path) -> None:
     folder = model_in(tmp_path)
     with serving(str(folder)) as server:
