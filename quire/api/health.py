@@ -82,6 +82,6 @@ def router(state: ServerState) -> APIRouter:
     @routes.get("/load")
     async def load() -> Load:
         """The number of requests that are being answered."""
-        return Load(server_load=state.in_flight)
+        return Load(server_load=state.in_flight + await state.others.in_flight())
 
     return routes

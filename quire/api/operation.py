@@ -78,6 +78,7 @@ def _add_caches(routes: APIRouter, state: ServerState) -> None:
         """Let pictures and videos be read and prepared anew."""
         for each in _models(state, model):
             each.reset_media_cache()
+        await state.others.reset_media_caches()
         return Response()
 
 
@@ -97,7 +98,7 @@ def _add_pauses(routes: APIRouter, state: ServerState) -> None:
         `clear_cache`: afterwards the caches are empty; not with "keep".
         """
         chosen: PauseMode = "wait" if wait_for_inflight_requests else mode
-        pauses = _pause(_models(state, model), chosen, clear_cache=clear_cache)
+        pauses = _pause(state, _models(state, model), chosen, clear_cache=clear_cache)
         await (unless_disconnected(request, pauses) if chosen == "wait" else pauses)
         return PauseStatus(status="paused")
 
@@ -214,7 +215,7 @@ def _add_replicas(routes: APIRouter, state: ServerState) -> None:
         )
 
 
-async def _pause(models: Iterable[ServedModel], mode: PauseMode, *, clear_cache: bool) -> None:
+async def _pause(state: ServerState, models: Iterable[ServedModel], mode: PauseMode, *, clear_cache: bool) -> None:
     """Pause models; none of them, if this is cancelled."""
     pauses: list[BegunPause] = []
 
@@ -225,6 +226,7 @@ async def _pause(models: Iterable[ServedModel], mode: PauseMode, *, clear_cache:
             await commands.reset_prefix_cache()
             await commands.reset_encoder_cache()
             model.reset_media_cache()
+            await state.others.reset_media_caches()
 
     try:
         await each_model(map(pause, models))

@@ -58,9 +58,12 @@ class CoreFactory:
 
 def with_context(config: CoreConfig, info: ModelInfo) -> CoreConfig:
     """The configuration of a core that must have the context of another one, however much memory is free."""
-    if not info.num_blocks:
-        return config
-    return replace(config, model=config.model.model_copy(update={"max_model_len": info.max_model_len}))
+    return with_max_model_len(config, info.max_model_len) if info.num_blocks else config
+
+
+def with_max_model_len(config: CoreConfig, length: int) -> CoreConfig:
+    """The configuration of a core with this context."""
+    return replace(config, model=config.model.model_copy(update={"max_model_len": length}))
 
 
 class RunningCore:

@@ -66,16 +66,18 @@ def create_app(
     keys: KeyRing,
     logs: LogOptions,
     tracing: Tracing | None = None,
+    exposition: Exposition | None = None,
 ) -> ASGIApp:
     """The app with all routes and middleware.
 
     Args:
         routes: see `create_routes`.
         tracing: traces requests; None: they are not traced.
+        exposition: renders metrics; None: those of this process.
     """
     if not state.renders_only:
         routes.include_router(realtime.router(sessions))
-    _add_exposition(routes, Exposition(metrics))
+    _add_exposition(routes, exposition or Exposition(metrics))
     layers: list[Middleware] = [request_tracking(state, metrics, AccessLog(logs), tracing)]
     if (check := host_check(server)) is not None:
         layers.append(check)

@@ -25,11 +25,13 @@ from quire.api.responses.service import ResponseService
 from quire.api.responses.store import ResponseStore
 from quire.app.exits import end_process
 from quire.app.factory import create_app, create_routes
+from quire.app.front_end import FrontEnd
 from quire.app.rate_limits import TokenCounter
 from quire.app.reload import WatchedFiles
 from quire.app.running_models import RunningModel, StartModels, StepTraces
 from quire.app.schemas import make_schemas
 from quire.app.server import Server
+from quire.app.siblings import Siblings, open_siblings
 from quire.app.stats_log import StatsLog
 from quire.app.tls import Tls, TlsError
 from quire.config.commands import Render, Serve
@@ -49,6 +51,7 @@ from quire.config.options import (
 from quire.config.types import urls_by_label
 from quire.engine.client.errors import EngineDead
 from quire.engine.models.errors import ModelError
+from quire.metrics.exposition import Exposition
 from quire.metrics.model_metrics import ModelMetrics
 from quire.metrics.prometheus import Metrics
 from quire.multimodal.documents import DocumentReader
@@ -56,10 +59,11 @@ from quire.multimodal.errors import ModelFileError, PromptError
 from quire.multimodal.memory import MediaMemory
 from quire.multimodal.sources import MediaSources
 from quire.otlp.settings import OtlpSettingsError, metric_settings, trace_settings
+from quire.realtime.secrets import ClientSecrets
 from quire.realtime.sessions import Sessions
 from quire.realtime.transcribers import transcriber_factory
 from quire.serving.models import GeneratingModel, ServedModel, ServerState
-from quire.serving.result_memory import ResultMemory
+from quire.serving.result_memory import LARGEST_RESULTS, ResultMemory
 
 if TYPE_CHECKING:  # it imports OpenTelemetry
     from quire.tracing.start import RunningTraces
@@ -69,16 +73,17 @@ _QUIET_SECONDS, _LONGEST_WAIT = 1.0, 60.0  # without requests; until helpers sta
 _FLUSH_SECONDS = 0.7  # for spans that wait at the end; part of the time that a shutdown may take after the drain
 
 
-def serve(settings: Serve, start: StartModels, sockets: list[socket.socket]) -> int:
+def serve(settings: Serve, start: StartModels, sockets: list[socket.socket], front_end: FrontEnd | None = None) -> int:
     """Serve the models, then end the process with its exit status. Returns the status if it did not get to serve.
 
     Args:
         settings: settings of the command.
         start: starts the models.
         sockets: sockets to listen on.
+        front_end: this process is one of several; None: it is the only one.
     """
     try:
-        status: int = uvloop.run(_serve(settings, start, sockets))
+        status: int = uvloop.run(_serve(settings, start, sockets, front_end))
         if settings.uds is not None:
             settings.uds.unlink(missing_ok=True)
         end_process(status)  # all is closed; Python's own exit takes seconds with torch, and waits for busy threads
@@ -86,12 +91,15 @@ def serve(settings: Serve, start: StartModels, sockets: list[socket.socket]) -> 
         *(EngineDead, KeyFileError, ModelError, ModelFileError, OtlpSettingsError),
         *(PromptError, StoreFailed, TlsError),
     ) as error:
-        logger.error("cannot serve: %s", error)
+        if front_end is None or front_end.index == 0 or not isinstance(error, EngineDead):  # which all others say
+            logger.error("cannot serve: %s", error)
     return 1
 
 
-async def _serve(settings: Serve, start: StartModels, sockets: list[socket.socket]) -> int:
-    async with open_application(settings, start) as application:
+async def _serve(settings: Serve, start: StartModels, sockets: list[socket.socket], front_end: FrontEnd | None) -> int:
+    if front_end is not None:
+        front_end.listen()
+    async with open_application(settings, start, front_end) as application:
         tls = None if settings.ssl_certfile is None else Tls(TlsOptions.of(settings))
         watched = list(_watched_files(settings, tls, application.keys))
         server = Server(
@@ -102,7 +110,10 @@ async def _serve(settings: Serve, start: StartModels, sockets: list[socket.socke
             application.sessions,
             tls,
             [files.reload for files, _ in watched],
+            front_end,
         )
+        if front_end is not None:
+            front_end.on_signal = server.handle_exit
         gc.freeze()  # a full collection would search all modules, for 150 ms in which the event loop waits
         watching = [files.watch() for files, regularly in watched if regularly]
         async with application.running(server.stop_failed, watching):
@@ -120,6 +131,7 @@ class Application:
         responses: responses in the background.
         sessions: realtime sessions.
         keys: the keys of clients.
+        siblings: the other processes that serve HTTP; None: there are none.
     """
 
     settings: Serve
@@ -131,6 +143,7 @@ class Application:
     responses: ResponseService
     sessions: Sessions
     keys: KeyRing
+    siblings: Siblings | None = None
 
     @asynccontextmanager
     async def running(
@@ -146,12 +159,16 @@ class Application:
         tasks = [asyncio.create_task(model.watch(state, stop_failed)) for model in self.running_models]
         if settings.log_stats:
             logs = [StatsLog(model.names[0], model.client) for model in state.models]
-            tasks += [asyncio.create_task(log.write_regularly(settings.log_stats_interval)) for log in logs]
+            if self.siblings is None:
+                tasks += [asyncio.create_task(log.write_regularly(settings.log_stats_interval)) for log in logs]
+            elif (writing := self.siblings.write_stats(logs[0], settings.log_stats_interval)) is not None:
+                tasks.append(asyncio.create_task(writing))
         tasks += [asyncio.create_task(task) for task in watching]
         tasks.append(asyncio.create_task(_start_helpers(state, self.store)))
         tasks.append(asyncio.create_task(state.malloc_trimmer.trim_regularly(lambda: state.in_flight == 0)))
         try:
-            async with _otlp_metrics(settings, self.metrics, state.models):
+            answering = nullcontext() if self.siblings is None else self.siblings.answering()
+            async with _otlp_metrics(settings, self.metrics, state.models), answering:
                 with state.malloc_trimmer.rationed_collections():
                     yield
         finally:
@@ -161,8 +178,16 @@ class Application:
 
 
 @asynccontextmanager
-async def open_application(settings: Serve, start: StartModels) -> AsyncIterator[Application]:
-    """Load the models, and make the app of them; close all of it at the end. `start`: starts them."""
+async def open_application(
+    settings: Serve, start: StartModels, front_end: FrontEnd | None = None
+) -> AsyncIterator[Application]:
+    """Load the models, and make the app of them; close all of it at the end.
+
+    Args:
+        settings: of the server.
+        start: starts the models.
+        front_end: this process is one of several; None: it is the only one.
+    """
     store = ResponseStore(
         settings.response_store, settings.response_ttl, settings.response_store_size, settings.max_client_share
     )
@@ -173,13 +198,17 @@ async def open_application(settings: Serve, start: StartModels) -> AsyncIterator
             await opening
         async with _traces(settings) as traces, _running(settings, start, traces) as running:
             await opening  # a file in the default location is checked while the models load
-            async with _application(settings, running, store, traces) as application:
+            async with _application(settings, running, store, traces, front_end) as application:
                 yield application
 
 
 @asynccontextmanager
 async def _application(
-    settings: Serve, running: Sequence[RunningModel], store: ResponseStore, traces: RunningTraces | None
+    settings: Serve,
+    running: Sequence[RunningModel],
+    store: ResponseStore,
+    traces: RunningTraces | None,
+    front_end: FrontEnd | None,
 ) -> AsyncIterator[Application]:
     media_memory = MediaMemory(int(settings.max_media_memory), settings.max_client_share)
     loading = asyncio.gather(*(model.loaded(media_memory) for model in running))
@@ -202,7 +231,7 @@ async def _application(
             options=MetricsOptions.of(settings),
             kv_cache_metrics=settings.kv_cache_metrics,
         )
-        keys = KeyRing(options)
+        keys = KeyRing(options) if front_end is None else front_end.key_ring(options)
         for number, (started, model) in enumerate(zip(running, models, strict=True)):
             started.observe(partial(_model_metrics, {}, metrics, model, EngineOptions.of(settings)), number)
             model.client.observers.add(TokenCounter(keys))
@@ -220,9 +249,14 @@ async def _application(
             transcriber_factory(),
             settings.max_client_share,
             utterance_trace=nullcontext if tracing is None else tracing.utterance,
+            places=None if front_end is None else front_end.session_places(settings),
+            secrets=None if front_end is None else ClientSecrets(front_end.secret_key),
         )
-        app = create_app(routes, state, metrics, sessions, options, keys, LogOptions.of(settings), tracing)
-        yield Application(settings, running, store, metrics, app, state, responses, sessions, keys)
+        siblings = None if front_end is None else open_siblings(front_end, state, metrics, running)
+        exposition = Exposition(metrics, None if siblings is None else siblings.metrics)
+        logs = LogOptions.of(settings)
+        app = create_app(routes, state, metrics, sessions, options, keys, logs, tracing, exposition)
+        yield Application(settings, running, store, metrics, app, state, responses, sessions, keys, siblings)
     finally:
         await tool_servers.aclose()
         await state.close_media()
@@ -284,7 +318,7 @@ def _state(settings: Serve, media_memory: MediaMemory) -> ServerState:
         max_audio_parts=settings.max_audio_parts,
         max_image_parts=settings.max_image_parts,
         max_video_parts=settings.max_video_parts,
-        results=ResultMemory(share=settings.max_client_share),
+        results=ResultMemory(LARGEST_RESULTS // settings.api_server_count, settings.max_client_share),
         renders_only=isinstance(settings, Render),
     )
 

@@ -178,6 +178,15 @@ def start_logging(level: str, log_format: LogFormat = "text") -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
+def start_logging_in_copy(level: str, log_format: LogFormat = "text") -> None:
+    """Write messages in a process that is a copy of another one, whose thread writes only that one's messages."""
+    root = logging.getLogger()
+    for handler in list(root.handlers):
+        if isinstance(handler, BackgroundHandler):
+            root.removeHandler(handler)
+    start_logging(level, log_format)
+
+
 def flush_logs() -> None:
     """Wait until all queued messages are written, at most half a second."""
     for handler in logging.getLogger().handlers:

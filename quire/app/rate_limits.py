@@ -29,7 +29,7 @@ def rate_limits(metrics: Metrics) -> Middleware:
                 await app(scope, receive, send)
                 return
             usage = key.usage
-            if (excess := usage.excess()) is not None:
+            if (excess := usage.begin()) is not None:
                 metrics.rate_limited.labels(key.name, excess.reason).inc()
                 headers = {"Retry-After": str(math.ceil(excess.seconds)), **usage.headers()}
                 refusal = TooManyRequests(excess.message, headers=headers)
@@ -42,8 +42,10 @@ def rate_limits(metrics: Metrics) -> Middleware:
                     MutableHeaders(scope=message).update(usage.headers())
                 await send(message)
 
-            with usage.request():
+            try:
                 await app(scope, receive, with_headers)
+            finally:
+                usage.end()
 
         return handle
 

@@ -7,8 +7,9 @@ import importlib.util
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from quire.api.http.keys import KeyRing
 from quire.app.exits import end_on_signals
@@ -16,7 +17,7 @@ from quire.app.files import check_readable, check_template
 from quire.app.logs import start_logging
 from quire.app.models import Lookup, ModelSource, resolve_models
 from quire.app.running_models import RunningModel, StepTraces
-from quire.app.sockets import bind_sockets
+from quire.app.sockets import bind_shared_sockets, bind_sockets
 from quire.app.tls import Tls, TlsError
 from quire.config.command import ConfigError
 from quire.config.commands import Render, Serve
@@ -42,6 +43,8 @@ def run(settings: Serve, configs: ConfigReader | None = None, prepared: Prepared
     """
     begin(settings)
     settings, prepared = _with_place(settings, prepared)
+    if settings.api_server_count > 1:
+        return _run_several(settings, configs or ConfigReader(), prepared)
     if settings.headless:
         configs = configs or ConfigReader()
         (source,) = find_models(settings, configs)
@@ -67,8 +70,18 @@ def _with_place(settings: Serve, prepared: PreparedProcess | None) -> tuple[Serv
         prepared.cancel()
         prepared = None
     if settings.engine_process is None:
-        settings = settings.model_copy(update={"engine_process": prepared is not None})
+        has_process = prepared is not None or settings.api_server_count > 1
+        settings = settings.model_copy(update={"engine_process": has_process})
     return settings, prepared
+
+
+def _run_several(settings: Serve, configs: ConfigReader, prepared: PreparedProcess | None) -> int:
+    """Serve with several processes before the engine."""
+    with bind_shared_sockets(ServerOptions.of(settings), settings.api_server_count) as sockets:
+        (source,) = find_models(settings, configs)
+        from quire.app.front_ends import run_front_ends  # noqa: PLC0415 a quarter of a second of imports
+
+        return run_front_ends(settings, source, configs, sockets, prepared)
 
 
 def begin(settings: Serve) -> None:
@@ -135,6 +148,8 @@ def check_settings(settings: Serve) -> None:
         raise _refusal(settings, "--enable-log-outputs needs --enable-log-requests")
     _check_replicas(settings)
     _check_nodes(settings)
+    if settings.api_server_count > 1:
+        _check_front_ends(settings)
     check_template(settings, "chat_template")
     if settings.tool_server and importlib.util.find_spec("mcp") is None:
         raise _refusal(settings, "--tool-server needs the package mcp: pip install 'quire[mcp]'")
@@ -218,6 +233,38 @@ def _check_nodes(settings: Serve) -> None:
     ):
         if getattr(settings, field) != idle:
             raise _refusal(settings, f"{settings.flag(field)} does not work with --nnodes {nodes}")
+
+
+def _check_front_ends(settings: Serve) -> None:
+    """Refuse what does not fit several processes that serve HTTP."""
+    flag = f"--api-server-count {settings.api_server_count}"
+    if sys.platform != "linux":
+        raise _refusal(settings, f"{flag} needs Linux; 1 is accepted here")
+    if settings.name != "serve":
+        raise _refusal(settings, f"{flag} needs an engine: start several servers, which need not share anything")
+    if len(settings.model) != 1:
+        raise _refusal(settings, f"--api-server-count works with one MODEL; 1 is accepted with {len(settings.model)}")
+    idle: Mapping[str, Any] = {"uds": None, "headless": False, "nnodes": 1, "enable_elastic_ep": False}
+    for field, value in idle.items():
+        if getattr(settings, field) != value:
+            raise _refusal(settings, f"{settings.flag(field)} does not work with {flag}")
+    if settings.has_replicas:
+        raise _refusal(settings, f"{flag} does not work with --data-parallel-size: the replicas of a server have 1")
+    if settings.engine_process is False:
+        raise _refusal(settings, f"--no-engine-process does not work with {flag}, which share a process")
+    if settings.response_store is not None and settings.response_store.rstrip("/") in ("sqlite:", "sqlite:///:memory:"):
+        raise _refusal(
+            settings, f"--response-store {settings.response_store} does not work with {flag}: each has its own memory"
+        )
+    if metric_settings(settings.otlp_metrics_endpoint, os.environ) is not None:
+        raise _refusal(settings, f"metrics are not exported over OTLP with {flag}; scrape /metrics, which adds them up")
+    part = settings.max_total_body_size // settings.api_server_count
+    if part < settings.max_body_size:
+        raise _refusal(
+            settings,
+            f"--max-total-body-size is {settings.max_total_body_size:d} bytes, of which each of {flag} has a part; it "
+            f"must be at least --max-body-size, which is {settings.max_body_size:d}",
+        )
 
 
 def _check_parsers(settings: Serve) -> None:

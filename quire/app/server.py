@@ -20,6 +20,7 @@ from quire.api.responses.service import ResponseService
 from quire.app.access_log import AccessLog
 from quire.app.connections import Connections
 from quire.app.exits import end_process, end_process_after, handling_signals
+from quire.app.front_end import FrontEnd
 from quire.app.http_protocol import BoundedProtocol
 from quire.app.listener import accept_connections
 from quire.app.sockets import listen_error
@@ -53,8 +54,21 @@ class Server(uvicorn.Server):
         sessions: Sessions,
         tls: Tls | None = None,
         reloads: Sequence[Callable[[], None]] = (),
+        front_end: FrontEnd | None = None,
     ) -> None:
-        """Make a server; on the event loop that serves. `reloads`: what to do on SIGHUP, instead of a drain."""
+        """Make a server; on the event loop that serves.
+
+        Args:
+            app: answers requests.
+            state: of the server.
+            responses: those in the background.
+            settings: of the command.
+            sessions: realtime sessions.
+            tls: certificate; None: there is none.
+            reloads: what to do on SIGHUP, instead of a drain.
+            front_end: this process is one of several; None: it is the only one.
+        """
+        self._front_end = front_end
         self._table = table = Connections(ConnectionOptions.of(settings))
         self._state = state
         self._responses = responses
@@ -102,6 +116,10 @@ class Server(uvicorn.Server):
         except OSError as error:
             raise listen_error(self._settings, error) from error
         address = self._address()
+        if self._front_end is not None:
+            self._front_end.tell_that_it_listens(self._state.models[0].info)
+            if self._front_end.index:
+                return  # the first one logs for all
         for model in self._state.models:
             fields = _choices(model, self._settings)
             chosen = ", ".join(f"{name.replace('_', ' ')} {text}" for name, text in fields.items())
@@ -224,6 +242,8 @@ def _processes(settings: Serve) -> str:
     engine = "in a process" if settings.engine_process else "in a thread"
     if settings.has_replicas:
         engine = f"{settings.replicas} replicas, each in a process"
+    if settings.api_server_count > 1:
+        engine = f"{engine}, before {settings.api_server_count} that serve HTTP"
     divided = f"{ranks} ranks" + (f" on {nodes} nodes" if nodes > 1 else "")
     return engine if ranks == 1 else f"{engine}, {divided}"
 

@@ -32,8 +32,31 @@ def bind_sockets(settings: ServerOptions) -> Iterator[list[socket.socket]]:
         yield sockets
 
 
-def _bind(host: str, port: int) -> list[socket.socket]:
-    """One socket for each address of the host name."""
+@contextmanager
+def bind_shared_sockets(settings: ServerOptions, count: int) -> Iterator[list[list[socket.socket]]]:
+    """Sockets bound to the server's address as often as there are processes, among which the system divides clients.
+
+    Whoever holds the sockets of a process that has died keeps the connections that nobody has accepted there. Other
+    servers of the same user could join: the port must have been free before.
+
+    Raises:
+        ConfigError: see `bind_sockets`.
+    """
+    with ExitStack() as stack:
+        with bind_sockets(settings) as taken:
+            port = taken[0].getsockname()[1]
+        groups = []
+        try:
+            for _ in range(count):
+                bound = _bind(settings.host, port, shared=True)
+                groups.append([stack.enter_context(made) for made in bound])
+        except OSError as error:
+            raise listen_error(settings, error) from error
+        yield groups
+
+
+def _bind(host: str, port: int, *, shared: bool = False) -> list[socket.socket]:
+    """One socket for each address of the host name. `shared`: others may be bound there as well."""
     addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     missing: OSError | None = None
@@ -41,7 +64,10 @@ def _bind(host: str, port: int) -> list[socket.socket]:
         if port == 0 and sockets:  # the free port of the first address
             address = (address[0], sockets[0].getsockname()[1], *address[2:])
         try:
-            sockets.append(_bind_one(socket.socket(family, kind, protocol), address))
+            made = socket.socket(family, kind, protocol)
+            if shared:
+                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            sockets.append(_bind_one(made, address))
         except OSError as error:
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 for bound in sockets:

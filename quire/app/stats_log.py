@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
 
+import msgspec
 from typing_extensions import override
 
 from quire.engine.client.engine import Engine
@@ -18,8 +19,7 @@ from quire.engine.client.timeline import RequestTimes
 logger = logging.getLogger("quire.stats")
 
 
-@dataclass(slots=True)
-class _Counts:
+class StatsCounts(msgspec.Struct):
     """What an engine has done since the last line."""
 
     step_tokens: int = 0
@@ -37,7 +37,7 @@ class StatsLog(Observer):
         """`name`: of the model."""
         self._name = name
         self._client = client
-        self._counts = _Counts()
+        self._counts = StatsCounts()
         self._begun = time.monotonic()
         client.observers.add(self)
 
@@ -54,15 +54,32 @@ class StatsLog(Observer):
     def on_tokens(self, origin: Origin, times: RequestTimes, now: float, count: int) -> None:
         self._counts.generated += count
 
-    async def write_regularly(self, interval: float) -> None:
-        """Log a line each `interval` seconds in which something was done, or is to be done."""
+    async def write_regularly(
+        self, interval: float, others: Callable[[], Awaitable[Sequence[StatsCounts]]] | None = None
+    ) -> None:
+        """Log a line each `interval` seconds in which something was done, or is to be done.
+
+        `others`: gives what other front ends of the engine have counted.
+        """
         while True:
             await asyncio.sleep(interval)
+            for counts in [] if others is None else await others():
+                self.add(counts)
             self.write()
+
+    def take(self) -> StatsCounts:
+        """Return what was done since the last call or line, which another process logs."""
+        counts, self._counts = self._counts, StatsCounts()
+        return counts
+
+    def add(self, counts: StatsCounts) -> None:
+        """Add what another front end has counted."""
+        for name in counts.__struct_fields__:
+            setattr(self._counts, name, getattr(self._counts, name) + getattr(counts, name))
 
     def write(self) -> None:
         """Log what was done since the last call, unless that is nothing."""
-        counts, self._counts = self._counts, _Counts()
+        counts, self._counts = self._counts, StatsCounts()
         now = time.monotonic()
         seconds, self._begun = max(now - self._begun, 1e-3), now
         stats = self._client.stats

@@ -58,6 +58,11 @@ class ServerOptions(Options):
     uds: Path | None = Field(
         None, description="path of a Unix domain socket to listen on, instead of --host and --port"
     )
+    api_server_count: Annotated[int, Field(ge=1, le=64)] = Field(
+        1,
+        description="number of processes that serve HTTP before the engine of one MODEL, and share the port; one that "
+        "dies is started again; Linux only",
+    )
     api_key: Keys = Field(
         (), description="key that clients must send as Bearer token; repeat the flag for several keys"
     )

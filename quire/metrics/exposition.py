@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import Metric
@@ -116,8 +116,10 @@ class Exposition:
     no more than two, and each sees all that was recorded before it came.
     """
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, of_all: Callable[[], Awaitable[Sequence[Metric]]] | None = None) -> None:
+        """`of_all`: gives the metrics of all processes of the server; None: there is this one."""
         self._metrics = metrics
+        self._of_all = of_all
         self._rendering = asyncio.Lock()
         self._next: dict[tuple[Format, bool], asyncio.Task[bytes]] = {}  # those that have not begun
 
@@ -136,7 +138,7 @@ class Exposition:
             del self._next[form, is_compressed]
             pieces = list[bytes]()
             ends = 0.0
-            for metric in self._metrics.collect():
+            for metric in self._metrics.collect() if self._of_all is None else await self._of_all():
                 if time.monotonic() >= ends:
                     await turns().take(_FLOW)
                     ends = time.monotonic() + _SLICE

@@ -62,6 +62,7 @@ _HISTOGRAMS = (
 _REASONS = ("stop", "length", "abort", "error")
 _SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")  # of prompt tokens
 _SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
+_NOTHING = StepStats()
 _FrontWait = Literal["preprocessing", "grammar"]  # what a request waits for before the engine gets it
 
 
@@ -179,7 +180,7 @@ class ModelMetrics(Observer):
     def describe(self, info: ModelInfo, options: EngineOptions) -> None:
         """Publish the settings of the engine's KV cache, and zeros of what will be counted for such a model."""
         if info.kv_transfer is not None:
-            self._transfers = _Transfers(self._metrics, self._labels, lambda: self._stats.held_blocks)
+            self._transfers = _Transfers(self._metrics, self._labels, lambda: self._shown.held_blocks)
         if isinstance(info.kind, Generates):
             for api, streams, called in product(get_args(ToolRequest), (True, False), (True, False)):
                 self._tool_parses(api, streams, called)
@@ -264,20 +265,25 @@ class ModelMetrics(Observer):
         self._counters["restarts"].inc()
         self.on_step(StepStats())
 
+    @property
+    def _shown(self) -> StepStats:
+        """What gauges of the engine show."""
+        return _NOTHING if self._metrics.hides_engine else self._stats
+
     def _show_state(self) -> None:
         """Have gauges read what they show when they are asked for."""
         labels, metrics = self._labels, self._metrics
-        metrics.running.labels(*labels).set_function(lambda: self._stats.running)
-        metrics.waiting.labels(*labels).set_function(lambda: self._stats.waiting + sum(self._in_front.values()))
-        metrics.kv_blocks.labels(*labels).set_function(lambda: self._stats.blocks_used)
+        metrics.running.labels(*labels).set_function(lambda: self._shown.running)
+        metrics.waiting.labels(*labels).set_function(lambda: self._shown.waiting + sum(self._in_front.values()))
+        metrics.kv_blocks.labels(*labels).set_function(lambda: self._shown.blocks_used)
         metrics.kv_usage.labels(*labels).set_function(self._kv_usage)
-        metrics.snapshot_bytes.labels(*labels).set_function(lambda: self._stats.snapshot_bytes)
-        metrics.unwritten.labels(*labels).set_function(lambda: self._stats.unwritten_blocks)
-        metrics.host_usage.labels(*labels).set_function(lambda: self._stats.host_usage)
-        metrics.offload_used.labels(*labels).set_function(lambda: self._stats.tier_bytes)
+        metrics.snapshot_bytes.labels(*labels).set_function(lambda: self._shown.snapshot_bytes)
+        metrics.unwritten.labels(*labels).set_function(lambda: self._shown.unwritten_blocks)
+        metrics.host_usage.labels(*labels).set_function(lambda: self._shown.host_usage)
+        metrics.offload_used.labels(*labels).set_function(lambda: self._shown.tier_bytes)
         by_reason: dict[str, Callable[[], float]] = {
-            "capacity": lambda: self._stats.waiting - self._stats.deferred,
-            "deferred": lambda: self._stats.deferred,
+            "capacity": lambda: self._shown.waiting - self._shown.deferred,
+            "deferred": lambda: self._shown.deferred,
             "preprocessing": lambda: self._in_front["preprocessing"],
             "grammar": lambda: self._in_front["grammar"],
         }
@@ -285,7 +291,7 @@ class ModelMetrics(Observer):
             metrics.waiting_by_reason.labels(*labels, reason).set_function(count)
 
     def _kv_usage(self) -> float:
-        return self._stats.blocks_used / self._stats.blocks_total if self._stats.blocks_total else 0.0
+        return self._shown.blocks_used / self._shown.blocks_total if self._shown.blocks_total else 0.0
 
     def _tool_parses(self, api: ToolRequest, streams: bool, called: bool) -> Counter:
         mode, outcome = "streaming" if streams else "non_streaming", "tool_call" if called else "no_tool_call"

@@ -22,6 +22,7 @@ _CACHE_LABELS = (
     *("block_size", "num_gpu_blocks", "cache_dtype", "kv_cache_free_memory_fraction", "enable_prefix_caching"),
     "prefix_caching_hash_algo",
 )
+_STATES = ("engine_sleep_state", "cache_config_info")  # of engines, which cannot be added up
 _DEFAULTS = MetricsOptions()
 
 
@@ -38,6 +39,7 @@ class Metrics:
 
     Attributes:
         batches: events that are counted before metrics are told.
+        hides_engine: gauges of engines show nothing, as another process shows them.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Metrics:
         self.residency = self._residency_histograms() if kv_cache_metrics else None
         self.http = HttpMetrics(self._process)
         self.batches: list[Batch[Any]] = [self.http.answered]
+        self.hides_engine = False
 
     def collect(self) -> Iterator[Metric]:
         """All metrics as they are now, under all names that are exported."""
@@ -91,6 +94,15 @@ class Metrics:
         for metric in self._process.collect():
             if metric.samples:
                 yield metric
+
+    def of_this_process(self) -> list[Metric]:
+        """All metrics as they are now, but without what the engines' gauges show."""
+        self.hides_engine = True
+        try:
+            metrics = list(self.collect())
+        finally:
+            self.hides_engine = False
+        return [metric for metric in metrics if metric.name.partition(":")[2] not in _STATES]
 
     def families(self) -> Iterator[tuple[Metric, bool]]:
         """All metrics but those of the process, and whether vLLM has them as well."""

@@ -30,7 +30,8 @@ The format is Prometheus' text (version 0.0.4), or [OpenMetrics](https://prometh
 1.0 if the `Accept` header prefers `application/openmetrics-text`, as that of Prometheus does. With `Accept-Encoding:
 gzip` the body is compressed. Any number of Prometheus servers may scrape at once: scrapes that come while one is
 answered share the next rendering, which is done in slices of a millisecond, between which requests go on.
-`PROMETHEUS_MULTIPROC_DIR` is not needed: one process has all metrics.
+`PROMETHEUS_MULTIPROC_DIR` is not needed: one process has all metrics, or adds up those of
+all (`--api-server-count`), and `quire:api_server_requests_total` has the requests of each.
 
 ## Exemplars
 

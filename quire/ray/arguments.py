@@ -19,6 +19,7 @@ _DECIDED_BY_RAY: Mapping[str, str] = {
     **dict.fromkeys(ConnectionOptions.model_fields, _LISTENER),
     **dict.fromkeys(_REPLICAS, "num_replicas or autoscaling_config of the deployment say how many there are"),
     **dict.fromkeys(_NODES, "the ranks of a replica are on one machine"),
+    "api_server_count": "num_replicas of the deployment says how many there are",
     "root_path": "set route_prefix of the application instead",
     "config": "write its settings into args",
 }

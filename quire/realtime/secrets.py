@@ -38,11 +38,17 @@ class Secret(msgspec.Struct, frozen=True, array_like=True):
     nonce: bytes
 
 
+def new_key() -> bytes:
+    """Return a key that signs secrets."""
+    return secrets.token_bytes(32)
+
+
 class ClientSecrets:
     """Make and check secrets. They are signed, so that nothing is kept for them; no other server accepts them."""
 
-    def __init__(self) -> None:
-        self._key = secrets.token_bytes(32)
+    def __init__(self, key: bytes | None = None) -> None:
+        """`key`: signs them, if several processes accept them; see `new_key`."""
+        self._key = key or new_key()
 
     def make(self, session: bytes, *, seconds: int, owner: str | None, form: SessionForm) -> tuple[str, Secret]:
         """A secret as text, and its contents.

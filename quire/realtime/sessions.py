@@ -42,7 +42,7 @@ from quire.realtime.session import Session, SharedContext, check_settings
 from quire.realtime.turn_detection import SpeechDetectorOf, voice_activity
 from quire.realtime.utterance_transcriber import TranscriberOf
 from quire.serving.models import ServerState
-from quire.workers.shares import Shares
+from quire.workers.shares import Refusal, Shares
 from quire.workers.tenant import current_tenant
 
 logger = logging.getLogger(__name__)
@@ -65,12 +65,28 @@ class Sessions:
         share: float = 1.0,
         detector_of: SpeechDetectorOf = voice_activity,
         utterance_trace: UtteranceTrace = nullcontext,
+        places: Shares | None = None,
+        secrets: ClientSecrets | None = None,
     ) -> None:
-        self.secrets = ClientSecrets()
+        """Begin without sessions.
+
+        Args:
+            state: of the server.
+            options: of sessions.
+            server: its keys, and who may call it.
+            metrics: count sessions.
+            transcriber_of: makes the transcribers of sessions.
+            share: of the places of sessions, for one tenant.
+            detector_of: makes what detects turns.
+            utterance_trace: the trace of an utterance.
+            places: of sessions, if several processes count them.
+            secrets: those of clients, if several processes accept them.
+        """
+        self.secrets = secrets or ClientSecrets()
         self._options = options
         self._server = server
         self._metrics = metrics
-        self._places = Shares(options.max_realtime_sessions, share)
+        self._places = places or Shares(options.max_realtime_sessions, share)
         self.shared = SharedContext(
             state,
             options,
@@ -84,7 +100,7 @@ class Sessions:
     @property
     def running(self) -> int:
         """Number of sessions that have not ended."""
-        return self._places.used
+        return self._places.used_here
 
     def drain(self) -> None:
         """End all sessions once what was said in them is transcribed."""
@@ -94,11 +110,11 @@ class Sessions:
         """Open a session for a client and run it to its end, or refuse the client before the upgrade."""
         try:
             choice, facts = self._open(websocket)
+            tenant = current_tenant()
+            self._check_place(self._places.take_if_free(tenant), tenant)
         except ApiError as error:
             await error.response(endpoint_path(websocket.scope))(websocket.scope, websocket.receive, websocket.send)
             return
-        tenant = current_tenant()
-        self._places.take(tenant)
         started = time.monotonic()
         self._metrics.realtime_sessions.inc()
         self._metrics.realtime_opened.inc()
@@ -134,7 +150,7 @@ class Sessions:
         """
         secret = self._secret(websocket)
         set_tenant(websocket.scope)
-        self._check_places(current_tenant())
+        self._check_place(self._places.refusal(current_tenant()), current_tenant())
         if secret is None:
             self._check_origin(websocket)
         query = websocket.query_params
@@ -149,17 +165,18 @@ class Sessions:
             kind = NotFound if error.code == "model_not_found" else InvalidRequest
             raise kind(error.message, error.param) from error
 
-    def _check_places(self, tenant: str) -> None:
-        """Refuse a session if there are too many, of all clients or of this one.
+    def _check_place(self, refusal: Refusal | None, tenant: str) -> None:
+        """Refuse a session for which there is no place: there are too many, of all clients or of this one.
 
         Raises:
             ApiError: there are.
         """
         retry = {"Retry-After": "5"}
-        match self._places.refusal(tenant):
+        match refusal:
             case "full":
                 raise Overloaded(
-                    f"The server has {self.running} realtime sessions and accepts no more (--max-realtime-sessions).",
+                    f"The server has {self._places.used} realtime sessions and accepts no more "
+                    "(--max-realtime-sessions).",
                     headers=retry,
                 )
             case "share":

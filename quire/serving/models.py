@@ -38,6 +38,7 @@ from quire.rendering.renderer import Renderer
 from quire.serving.defaults import GenerationDefaults
 from quire.serving.malloc_trim import MallocTrimmer
 from quire.serving.result_memory import ResultMemory
+from quire.serving.siblings import NoOtherProcesses, OtherProcesses
 from quire.workers.threads import FairThreads
 
 
@@ -304,6 +305,7 @@ class ServerState:
         degraded: each gives a reason why a part of the server does not work, or None.
         results: memory for pooled results that clients have not read.
         renders_only: no engine runs the models: their requests are rendered.
+        others: other processes of the server that answer requests.
     """
 
     models: Sequence[ServedModel]
@@ -332,6 +334,7 @@ class ServerState:
     malloc_trimmer: MallocTrimmer = field(default_factory=MallocTrimmer)
     results: ResultMemory = field(default_factory=ResultMemory)
     renders_only: bool = False
+    others: OtherProcesses = field(default_factory=NoOtherProcesses)
 
     def model(self, name: str | None) -> ServedModel:
         """The model of this name; the first model if the name is None or empty.

@@ -6,13 +6,13 @@ from quire.protocol.errors import Overloaded, TooManyRequests
 from quire.workers.shares import Shares
 
 _SMALL = 1 << 14  # numbers of a request that are not counted: --limit-concurrency bounds such requests
-_LIMIT = 1 << 28  # numbers, of 4 bytes each
+LARGEST_RESULTS = 1 << 28  # numbers, of 4 bytes each
 
 
 class ResultMemory:
     """Count the values held for all requests."""
 
-    def __init__(self, limit: int = _LIMIT, share: float = 1.0) -> None:
+    def __init__(self, limit: int = LARGEST_RESULTS, share: float = 1.0) -> None:
         """`limit`: numbers in all; `share`: of these for one tenant."""
         self._shares = Shares(limit, share)
 

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Literal
 
 _ROUNDING = 1e-9
+Refusal = Literal["full", "share"]
 
 
 class Shares:
@@ -16,15 +17,24 @@ class Shares:
 
     Attributes:
         capacity: what all tenants may hold together.
-        used: what they hold.
     """
 
     def __init__(self, capacity: int, share: float = 1.0) -> None:
         """`share`: a number above 0; 1: the first to come may hold everything."""
         self.capacity = capacity
-        self.used = 0
         self._share = share
+        self._used = 0
         self._held = Counter[str]()
+
+    @property
+    def used(self) -> int:
+        """What all tenants hold."""
+        return self._used
+
+    @property
+    def used_here(self) -> int:
+        """What they hold in this process, if several processes count."""
+        return self._used
 
     @property
     def most(self) -> int:
@@ -37,22 +47,29 @@ class Shares:
 
     def limit(self, tenant: str) -> int:
         """Return what a tenant may hold while the others hold what they hold now."""
-        return self._part_of(self.capacity - self.used + self._held[tenant])
+        return self._part_of(self.capacity - self.used + self.held(tenant))
 
-    def refusal(self, tenant: str, count: int = 1) -> Literal["full", "share"] | None:
+    def refusal(self, tenant: str, count: int = 1) -> Refusal | None:
         """Return why a tenant cannot take more: it is not free, or the tenant holds its share. None if it can."""
         if self.used + count > self.capacity:
             return "full"
-        return "share" if self._held[tenant] + count > self.limit(tenant) else None
+        return "share" if self.held(tenant) + count > self.limit(tenant) else None
+
+    def take_if_free(self, tenant: str, count: int = 1) -> Refusal | None:
+        """Let a tenant hold more if `refusal` allows it; else return why not."""
+        refusal = self.refusal(tenant, count)
+        if refusal is None:
+            self.take(tenant, count)
+        return refusal
 
     def take(self, tenant: str, count: int = 1) -> None:
         """Let a tenant hold more, which `refusal` allows."""
-        self.used += count
+        self._used += count
         self._held[tenant] += count
 
     def give_back(self, tenant: str, count: int = 1) -> None:
         """Let a tenant hold less."""
-        self.used -= count
+        self._used -= count
         self._held[tenant] -= count
         if not self._held[tenant]:
             del self._held[tenant]

@@ -150,7 +150,6 @@ def test_flags_of_vllm_are_understood(line: str, expected: dict[str, Any]) -> No
     [
         ("m -dpa 10.0.0.1", "-dpa of vLLM is not supported: all replicas of a server are on its machine"),
         ("m -dpb ray", "-dpb ray of vLLM is not supported: replicas are processes on this machine"),
-        ("m --api-server-count 2", "--api-server-count 2 of vLLM is not supported: one process serves HTTP"),
         ("m --data-parallel-address 10.0.0.1", "--data-parallel-address of vLLM is not supported: all replicas of a"),
         ("m -tp 0", "--tensor-parallel-size expects an integer from 1 to 64, not '0'"),
         ("m --enable-lora --lora-modules a=b", "--enable-lora of vLLM is not supported: LoRA adapters"),

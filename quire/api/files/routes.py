@@ -32,6 +32,7 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/v1/files", openapi_extra=form_schema(FileRequest))
     async def create_file(request: Request) -> FileObject:
         """Store a file."""
+        _require_one_process(state)
         files = state.media.files
         if not files.limit:
             raise InvalidRequest("This server stores no files (--file-store-size 0).", "file")
@@ -69,6 +70,7 @@ def router(state: ServerState) -> APIRouter:
         after: str | None = None,
     ) -> FileList:
         """The files of the client."""
+        _require_one_process(state)
         files = [file for file in state.media.files.files(owner_of(request.scope)) if purpose in (None, file.purpose)]
         if order == "desc":
             files.reverse()
@@ -108,12 +110,21 @@ def router(state: ServerState) -> APIRouter:
         return DeletedFile(id=file.id)
 
     def owned_file(identifier: str, request: Request) -> StoredFile:
+        _require_one_process(state)
         file = state.media.files.find(identifier, owner_of(request.scope))
         if file is None:
             raise _not_found(identifier)
         return file
 
     return routes
+
+
+def _require_one_process(state: ServerState) -> None:
+    if state.others.count:
+        raise InvalidRequest(
+            "Files are not stored by a server with several processes (--api-server-count): later requests would not "
+            "find the one that has a file. Send files in messages."
+        )
 
 
 def _not_found(identifier: str) -> NotFound:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol, Self
 
 _MINUTE = 60.0
 _BUSY_SECONDS = 1.0  # after which a client with too many concurrent requests may try again
@@ -46,29 +46,82 @@ class Excess:
     seconds: float
 
 
+class Numbers(Protocol):
+    """Numbers in a list, or in memory that processes share."""
+
+    def __getitem__(self, index: int, /) -> float:
+        """Return one of them."""
+
+    def __setitem__(self, index: int, value: float, /) -> None:
+        """Set one of them."""
+
+
+class Counts(Protocol):
+    """Counts of processes, in a list or in memory that they share."""
+
+    def __getitem__(self, index: int, /) -> int:
+        """Return one of them."""
+
+    def __setitem__(self, index: int, value: int, /) -> None:
+        """Set one of them."""
+
+    def __iter__(self) -> Iterator[int]:
+        """All of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageRecord:
+    """Where it is written what the requests of a key use.
+
+    Attributes:
+        requests, tokens: three numbers each, at first 0; see `Budget`.
+        running: requests that run, of each process.
+        process: which of these this one is.
+        locked: makes a context in which no other process is.
+    """
+
+    requests: Numbers
+    tokens: Numbers
+    running: Counts
+    process: int = 0
+    locked: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    @classmethod
+    def of_one_process(cls) -> Self:
+        """Return a record that one process writes."""
+        return cls([0.0] * 3, [0.0] * 3, [0])
+
+
+_LEFT, _COUNTED_AT, _PER_MINUTE = range(3)
+
+
 class Budget:
     """An amount that may be used in each minute (a token bucket). It is refilled evenly, up to that of one minute.
 
-    More may be used than is left; what is missing is refilled first.
+    More may be used than is left; what is missing is refilled first. Of another limit the same amount has been used.
     """
 
-    def __init__(self, per_minute: int, now: float) -> None:
-        """Start with the amount of one minute; 0: there is no limit."""
+    def __init__(self, per_minute: int, numbers: Numbers) -> None:
+        """Start with the amount of one minute; 0: there is no limit.
+
+        `numbers`: what was left, when it was counted, and the limit of which it was left; at first 0.
+        """
         self.per_minute = per_minute
-        self._left = float(per_minute)
-        self._counted_at = now
+        self._numbers = numbers
 
     def left(self, now: float) -> float:
         """Return what may be used at once."""
-        refilled = (now - self._counted_at) * self.per_minute / _MINUTE
-        self._left = min(self._left + refilled, float(self.per_minute))
-        self._counted_at = now
-        return self._left
+        numbers = self._numbers
+        left, per_minute = numbers[_LEFT], numbers[_PER_MINUTE]
+        left = min(left + (now - numbers[_COUNTED_AT]) * per_minute / _MINUTE, per_minute)
+        left = min(left + self.per_minute - per_minute, float(self.per_minute))
+        numbers[_LEFT], numbers[_COUNTED_AT], numbers[_PER_MINUTE] = left, now, self.per_minute
+        return left
 
     def use(self, amount: float, now: float) -> None:
         """Take an amount."""
         if self.per_minute:
-            self._left = self.left(now) - amount
+            self._numbers[_LEFT] = self.left(now) - amount
 
     def seconds_until(self, amount: float, now: float) -> float:
         """Return the time until an amount is left, which is at most that of a minute; 0 if it is now."""
@@ -84,26 +137,24 @@ class Budget:
             f"x-ratelimit-reset-{unit}": _duration(self.seconds_until(self.per_minute, now)),
         }
 
-    def resized(self, per_minute: int, now: float) -> Budget:
-        """The budget with another limit, from which the same amount has been used."""
-        budget = Budget(per_minute, now)
-        budget.use(self.per_minute - self.left(now), now)
-        return budget
-
 
 class KeyUsage:
-    """What the requests of one key use.
+    """What the requests of one key use."""
 
-    Attributes:
-        running: requests and realtime sessions that have not ended.
-    """
-
-    def __init__(self, limits: Limits = NO_LIMITS, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self, limits: Limits = NO_LIMITS, clock: Clock = time.monotonic, record: UsageRecord | None = None
+    ) -> None:
+        """`record`: where it is written, if several processes do that."""
         self._clock = clock
         self._limits = limits
-        self._requests = Budget(limits.requests_per_minute, clock())
-        self._tokens = Budget(limits.tokens_per_minute, clock())
-        self.running = 0
+        self._record = record or UsageRecord.of_one_process()
+        self._requests = Budget(limits.requests_per_minute, self._record.requests)
+        self._tokens = Budget(limits.tokens_per_minute, self._record.tokens)
+
+    @property
+    def running(self) -> int:
+        """Number of requests and realtime sessions that have not ended."""
+        return sum(self._record.running)
 
     @property
     def is_limited(self) -> bool:
@@ -112,13 +163,39 @@ class KeyUsage:
 
     def set_limits(self, limits: Limits) -> None:
         """Replace the limits. What has been used counts for the new ones."""
-        now = self._clock()
-        self._requests = self._requests.resized(limits.requests_per_minute, now)
-        self._tokens = self._tokens.resized(limits.tokens_per_minute, now)
+        self._settle()
+        self._requests.per_minute = limits.requests_per_minute
+        self._tokens.per_minute = limits.tokens_per_minute
         self._limits = limits
+        self._settle()
+
+    def _settle(self) -> None:
+        """Refill the budgets by the limits that they have had."""
+        with self._record.locked():
+            now = self._clock()
+            self._requests.left(now)
+            self._tokens.left(now)
+
+    def begin(self) -> Excess | None:
+        """Let a request begin, which `end` ends; or return why it may not."""
+        with self._record.locked():
+            excess = self._excess()
+            if excess is None:
+                self._requests.use(1, self._clock())
+                self._record.running[self._record.process] += 1
+            return excess
+
+    def end(self) -> None:
+        """End a request."""
+        with self._record.locked():
+            self._record.running[self._record.process] -= 1
 
     def excess(self) -> Excess | None:
         """Return why no further request may begin; None if it may."""
+        with self._record.locked():
+            return self._excess()
+
+    def _excess(self) -> Excess | None:
         now, limits = self._clock(), self._limits
         if limits.max_concurrent_requests and self.running >= limits.max_concurrent_requests:
             return Excess(
@@ -141,24 +218,16 @@ class KeyUsage:
             )
         return None
 
-    @contextmanager
-    def request(self) -> Iterator[None]:
-        """A context in which a request is being answered."""
-        self._requests.use(1, self._clock())
-        self.running += 1
-        try:
-            yield
-        finally:
-            self.running -= 1
-
     def use_tokens(self, count: int) -> None:
         """Take tokens that a request has used."""
-        self._tokens.use(count, self._clock())
+        with self._record.locked():
+            self._tokens.use(count, self._clock())
 
     def headers(self) -> dict[str, str]:
         """OpenAI's headers about the limits per minute."""
-        now = self._clock()
-        return {**self._requests.headers("requests", now), **self._tokens.headers("tokens", now)}
+        with self._record.locked():
+            now = self._clock()
+            return {**self._requests.headers("requests", now), **self._tokens.headers("tokens", now)}
 
 
 def _duration(seconds: float) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from quire.api.http.key_usage import KeyUsage, Limits
+from quire.api.http.key_usage import KeyUsage, Limits, UsageRecord
 from quire.config.key_file import KeyEntry, KeyFileError, read_key_file
 from quire.config.options import ServerOptions
 
@@ -42,8 +42,12 @@ class KeyRing:
             are closed even if it has no admin key: removing the last one must not open them to the others.
     """
 
-    def __init__(self, options: ServerOptions) -> None:
+    def __init__(
+        self, options: ServerOptions, new_record: Callable[[str], UsageRecord | None] = lambda _: None
+    ) -> None:
         """Read the keys.
+
+        `new_record`: gives the record of a key's usage by its name, if several processes write it.
 
         Raises:
             KeyFileError: the file cannot be used, or a key is an API key and an admin key.
@@ -51,6 +55,7 @@ class KeyRing:
         self.needs_key = options.needs_key
         self.needs_admin_key = bool(options.admin_api_key) or options.api_key_file is not None
         self._file = options.api_key_file
+        self._new_record = new_record
         self._limits = Limits(options.requests_per_minute, options.tokens_per_minute, options.max_concurrent_requests)
         self._of_flags = self._keys_of_flags(options)
         self._by_digest: Mapping[bytes, ApiKey] = {}
@@ -92,7 +97,9 @@ class KeyRing:
         keys: dict[bytes, ApiKey] = {}
         is_only = len(set(options.api_key)) == 1 and options.api_key_file is None
         for number, text in enumerate(dict.fromkeys(options.api_key), 1):
-            key = ApiKey(f"api-key-{number}", _owner(text), is_client=not is_only, usage=KeyUsage(self._limits))
+            name = f"api-key-{number}"
+            usage = KeyUsage(self._limits, record=self._new_record(name))
+            key = ApiKey(name, _owner(text), is_client=not is_only, usage=usage)
             keys.update((digest, key) for digest in _digests(text))
         for number, text in enumerate(dict.fromkeys(options.admin_api_key), 1):
             key = ApiKey(f"admin-api-key-{number}", _owner(text), is_admin=True)
@@ -103,7 +110,7 @@ class KeyRing:
 
     def _key_of(self, name: str, entry: KeyEntry) -> ApiKey:
         before = self._by_name.get(name)
-        usage = KeyUsage() if before is None else before.usage
+        usage = KeyUsage(record=self._new_record(name)) if before is None else before.usage
         return ApiKey(name, _owner(name, b"quire name"), entry.admin, usage=usage)
 
     def _limits_of(self, entry: KeyEntry) -> Limits:

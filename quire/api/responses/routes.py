@@ -60,6 +60,12 @@ def _add_creation(routes: APIRouter, state: ServerState, service: ResponseServic
         """Answer a conversation, now or in the background."""
         if body.background and not body.is_stored:
             raise InvalidRequest("background can only be used when `store` is true", "background")
+        if body.background and state.others.count:
+            raise InvalidRequest(
+                "`background` is not supported by a server with several processes (--api-server-count): later requests "
+                "would not find the one that generates the response.",
+                "background",
+            )
         model = state.generating_model(body.model)
         admit(request, model, 1, "input")
         run = await unless_disconnected(request, service.prepare(body, model, owner_of(request.scope)))

@@ -32,6 +32,7 @@ class CoreConfig:
         memory_share: what it takes of the memory, if several engines share it.
         replica: its number among the replicas of the model.
         sharers: replicas that share the CPU time that a container may use.
+        front_ends: processes that send it requests.
         start_process: called first in the processes of other ranks, where it starts logging. It can be pickled.
     """
 
@@ -43,6 +44,7 @@ class CoreConfig:
     memory_share: MemoryShare | None = None
     replica: int = 0
     sharers: int = 1
+    front_ends: int = 1
     start_process: Callable[[], None] = _nothing
 
 

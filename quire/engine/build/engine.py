@@ -51,6 +51,7 @@ from quire.engine.client.errors import FrontEndClosed
 from quire.engine.client.kv_transfer import KVTransferInfo
 from quire.engine.client.model_info import Generates, KVEventSource, ModelInfo, ModelKind, Pools, Transcribes
 from quire.engine.client.protocol import CoreDied, Ping, Pong, Ready, Shutdown
+from quire.engine.client.shared_channel import SharedCoreChannel
 from quire.engine.client.step_observer import StepObserver
 from quire.engine.client.transport import CoreChannel
 from quire.engine.core.loop import EngineCore
@@ -104,7 +105,7 @@ def serve_core(config: CoreConfig, address: str, observer: StepObserver | None =
 
     `observer`: watches the steps; None: nobody does.
     """
-    with CoreChannel(address) as channel:
+    with SharedCoreChannel(address) if config.front_ends > 1 else CoreChannel(address) as channel:
         try:
             _build_and_run(config, channel, observer)
         except LoadingStopped:

@@ -26,6 +26,7 @@ from quire.engine.client.protocol import (
     Wake,
 )
 from quire.engine.client.records import Observers
+from quire.engine.client.siblings import NoSiblings, Siblings
 from quire.engine.client.sleep import SleepControl, Sleeping
 from quire.engine.client.slots import Slots, SlottedEngine
 from quire.engine.client.stream import Delta, GenerateRequest, Pooled, PoolRequest
@@ -40,6 +41,7 @@ class AbsentEngine(SlottedEngine):
     def __init__(self, slots: Slots) -> None:
         """`slots`: those of the engine that prompts are rendered for."""
         self.observers = Observers()
+        self.siblings: Siblings = NoSiblings()
         self.sleeping: Sleeping = SleepControl(self)
         self.commands: Commands = CommandSender(self)
         self._slots = slots

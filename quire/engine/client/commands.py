@@ -22,12 +22,23 @@ from quire.engine.client.protocol import (
     StopProfile,
     UpdateWeights,
 )
+from quire.engine.client.siblings import NoSiblings, Notice, Siblings
 
+_ABORTED_FOR: dict[Notice, str] = {
+    "paused": "The request was aborted: POST /pause has paused the model.",
+    "updated": "The request was aborted: POST /update_weights replaces weights.",
+}
 PauseMode = Literal["abort", "wait", "keep"]  # what happens to requests that have begun, by vLLM's names
 
 
 class CommandedClient(Protocol):
-    """What `CommandSender` needs of the client of an engine."""
+    """What `CommandSender` needs of the client of an engine.
+
+    Attributes:
+        siblings: the clients of other front ends that share the engine.
+    """
+
+    siblings: Siblings = NoSiblings()
 
     def end_all(self, error: EngineError) -> None:
         """Abort all requests with an error."""
@@ -120,8 +131,28 @@ class CommandSender(Commands):
     @override
     async def pause(self, mode: PauseMode) -> BegunPause:
         if mode == "abort":
-            self._client.end_all(RequestAborted("The request was aborted: POST /pause has paused the model."))
+            await self._end_all("paused")
         return await self._pause(drain=mode == "wait")
+
+    async def _end_all(self, reason: Notice) -> None:
+        """Abort all requests to the engine."""
+        self.heed(reason)
+        await self._client.siblings.tell(reason)
+
+    def heed(self, notice: Notice) -> None:
+        """Abort the requests of this front end."""
+        self._client.end_all(RequestAborted(_ABORTED_FOR[notice]))
+
+    def learned(self, *, is_paused: bool) -> None:
+        """Another front end has paused the engine, or let it go on."""
+        if is_paused:
+            self._stays_paused = True
+        else:
+            self._forget_pauses()
+
+    async def flush(self) -> None:
+        """Wait until the core has handled all that was sent to it."""
+        await self._run(ResetCaches())
 
     async def _pause(self, *, drain: bool) -> BegunPause:
         begun = BegunPause(self)
@@ -179,7 +210,7 @@ class CommandSender(Commands):
     async def update_weights(self, folder: Path, mode: PauseMode) -> None:
         async with self._updating:
             if mode == "abort":
-                self._client.end_all(RequestAborted("The request was aborted: POST /update_weights replaces weights."))
+                await self._end_all("updated")
             begun = await self._pause(drain=True) if mode == "wait" and not self._stays_paused else None
             try:
                 await self._run(UpdateWeights(str(folder)))

@@ -29,8 +29,10 @@ from quire.engine.client.protocol import (
     CommandDone,
     CoreDied,
     CoreMessage,
+    EngineState,
     ErrorOutput,
     ExtendRequest,
+    FrontEndLeft,
     MediaItem,
     MemoryTag,
     Ping,
@@ -50,6 +52,7 @@ from quire.engine.client.protocol import (
 )
 from quire.engine.client.records import Observers
 from quire.engine.client.request_log import RequestLog
+from quire.engine.client.siblings import NoSiblings, Notice, Siblings
 from quire.engine.client.sleep import SleepControl, Sleeping
 from quire.engine.client.slots import Slots, SlottedEngine
 from quire.engine.client.stream import (
@@ -76,6 +79,7 @@ class EngineClient(SlottedEngine):
         """`slots`: of its sequences, and of those of the model's other replicas. `rank`: that requests may ask for."""
         self.observers = Observers()
         self.request_log: RequestLog | None = None
+        self.siblings: Siblings = NoSiblings()
         self._slots = slots
         self._rank = rank
         self._channel = channel
@@ -266,6 +270,24 @@ class EngineClient(SlottedEngine):
         self._end_in_core(streams)
         self._fail_in_turn(streams, error)
 
+    async def heed(self, notice: Notice) -> None:
+        """Do what another front end of the engine says, and wait until the core has got what that means for it."""
+        match notice:
+            case "falls_asleep" | "asleep" | "stays_awake":
+                self._sleep_control.heed(notice)
+            case "paused" | "updated":
+                self._command_sender.heed(notice)
+        if self._dead is None:
+            with suppress(EngineDead):
+                await self._command_sender.flush()
+
+    def forget_front_end(self, identity: str) -> None:
+        """Let the core abort the requests of another front end, which has ended; it may have begun a sleep."""
+        self._sleep_control.heed("stays_awake")
+        if self._dead is None:
+            with suppress(EngineDead):
+                self._channel.send(FrontEndLeft(identity))
+
     def on_sleep(self, asleep: frozenset[MemoryTag], level: SleepLevel) -> None:
         """Take note of what has no memory now; `level`: of the last sleep."""
         self.observers.on_sleep(asleep, level)
@@ -363,6 +385,9 @@ class EngineClient(SlottedEngine):
                 self._sleep_control.received(message)
             case CommandDone():
                 self._command_sender.received(message)
+            case EngineState():
+                self._sleep_control.learned(message)
+                self._command_sender.learned(is_paused=message.is_paused)
             case Ready(info=info) if not self._ready.done():
                 if self._dead is not None:
                     self._dead = None

@@ -30,7 +30,7 @@ from typing import Any, Protocol
 from quire.allocator import use_one_arena
 
 _SERVERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # which a terminal or supervisor sends
-_LAST_MESSAGES = 0.5  # seconds in which the reason that a process has sent before its end is received
+LAST_MESSAGES = 0.5  # seconds in which the reason that a process has sent before its end is received
 CoreEntry = Callable[[str], None]  # runs a core on an address until it is shut down
 # A new interpreter: in a fork of a process with threads, locks that other threads held would never be released.
 _CHILDREN: SpawnContext | ForkServerContext = multiprocessing.get_context("spawn")
@@ -142,7 +142,7 @@ class PreparedProcess:
 
 def _run_prepared(connection: Connection, told: Connection, prepare: Callable[[], None], folder: Path) -> None:
     """Body of a `PreparedProcess`."""
-    _show_name()
+    show_name()
     end_with_parent(partial(_remove, folder), told)
     prepare()
     with suppress(EOFError), connection:  # the server has ended
@@ -217,6 +217,21 @@ class ProcessCore:
 
     def start(self, entry: CoreEntry, on_death: Callable[[str], None]) -> None:
         """Run `entry` in the process and watch it."""
+        process = self.launch(entry)
+        loop = asyncio.get_running_loop()
+
+        def ended() -> None:
+            loop.remove_reader(process.sentinel)
+            was_killed = (process.exitcode or 0) < 0  # a process that is killed has given no reason
+            self._report = loop.call_later(0.0 if was_killed else LAST_MESSAGES, report)
+
+        def report() -> None:
+            on_death(reason_of(process))
+
+        loop.add_reader(process.sentinel, ended)
+
+    def launch(self, entry: CoreEntry) -> BaseProcess:
+        """Run `entry` in the process, which the caller watches, and ends by `end`."""
         # The entry is pickled by itself: reading it imports torch, and before that the process has to watch its server.
         # Not a daemon, which could not start the processes of other ranks; `kill_processes` ends it as well.
         arguments = pickle.dumps(entry), self.address, self._place
@@ -227,17 +242,22 @@ class ProcessCore:
             process = self._prepared.process
             self._prepared.run(*arguments)
         self._process = process
-        loop = asyncio.get_running_loop()
+        return process
 
-        def ended() -> None:
-            loop.remove_reader(process.sentinel)
-            was_killed = (process.exitcode or 0) < 0  # a process that is killed has given no reason
-            self._report = loop.call_later(0.0 if was_killed else _LAST_MESSAGES, report)
+    def end(self, seconds: float) -> None:
+        """Wait until the process has ended; kill it after `seconds`. Without an event loop, after `launch`."""
+        if self._process is not None:
+            self._process.join(seconds)
+        self.kill()
+        if self._process is not None:
+            self._process.join()
+        self._ending.close()
+        forget(self)
 
-        def report() -> None:
-            on_death(f"its process ended with exit code {process.exitcode}")
-
-        loop.add_reader(process.sentinel, ended)
+    @property
+    def folder(self) -> Path:
+        """Of the socket."""
+        return self._folder
 
     @property
     def pid(self) -> int | None:
@@ -264,6 +284,11 @@ class ProcessCore:
         if self._process is not None:
             self._ending.end(self._process)
         _remove(self._folder)
+
+
+def reason_of(process: BaseProcess) -> str:
+    """Return why an engine has stopped whose process has ended."""
+    return f"its process ended with exit code {process.exitcode}"
 
 
 class Killable(Protocol):
@@ -325,7 +350,7 @@ atexit.register(kill_processes)
 def _run_in_process(entry: bytes, address: str, place: ProcessPlace, told: Connection) -> None:
     """Entry point of a core's process. The server ends it by a message; it also ends when the server is killed."""
     place.take()
-    _show_name()
+    show_name()
     end_with_parent(partial(_remove, Path(address.removeprefix("ipc://")).parent), told)
     _run_core(entry, address)
 
@@ -345,7 +370,7 @@ def _run_core(entry: bytes, address: str) -> None:
     run(address)
 
 
-def _show_name() -> None:
+def show_name() -> None:
     """Let ps and top show the name of this process, whose command line may be that of its server."""
     with suppress(OSError):  # no Linux
         Path("/proc/self/comm").write_text(multiprocessing.current_process().name, encoding="ascii")

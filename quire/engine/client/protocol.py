@@ -286,6 +286,22 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
 ClientMessage = AddRequest | ExtendRequest | Abort | Sleep | Wake | RunCommand | Ping | Shutdown
 
 
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """A front end that shares the core with others is there; answered with `EngineState`, and with `Ready` if it is."""
+
+
+class FrontEndLeft(msgspec.Struct, frozen=True, tag="left"):
+    """A front end that shares the core has ended, as another one says: its requests are aborted.
+
+    `identity`: its identity in the transport.
+    """
+
+    identity: str
+
+
+SharedMessage = ClientMessage | AddRequests | Hello | FrontEndLeft
+
+
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Log-probabilities at one position: of the token itself, then of the top tokens in descending order.
 
@@ -410,6 +426,21 @@ class StepStats(msgspec.Struct, array_like=True):
     snapshot_bytes: int = 0  # of saved states, a gauge
 
 
+def gauges_of(stats: StepStats) -> StepStats:
+    """Return statistics with the same gauges, which count nothing."""
+    return StepStats(
+        running=stats.running,
+        waiting=stats.waiting,
+        blocks_used=stats.blocks_used,
+        blocks_total=stats.blocks_total,
+        deferred=stats.deferred,
+        tier_bytes=stats.tier_bytes,
+        unwritten_blocks=stats.unwritten_blocks,
+        held_blocks=stats.held_blocks,
+        snapshot_bytes=stats.snapshot_bytes,
+    )
+
+
 class StepOutput(msgspec.Struct, tag="step"):
     """The outputs of all requests in one step."""
 
@@ -454,10 +485,24 @@ class CommandDone(msgspec.Struct, frozen=True, tag="command_done"):
     invalid: bool = False
 
 
+class EngineState(msgspec.Struct, frozen=True, tag="engine_state"):
+    """What other front ends have made of a core that they share.
+
+    Attributes:
+        asleep: what has no memory.
+        level: of the last sleep.
+        is_paused: no step is run, or none will be once requests that have begun have ended.
+    """
+
+    asleep: frozenset[MemoryTag] = frozenset()
+    level: SleepLevel = 1
+    is_paused: bool = False
+
+
 class CoreDied(msgspec.Struct, frozen=True, tag="died"):
     """The core has ended; no further message follows."""
 
     error: str
 
 
-CoreMessage = Ready | StepOutput | Pong | SleepState | CommandDone | CoreDied
+CoreMessage = Ready | StepOutput | Pong | SleepState | CommandDone | EngineState | CoreDied

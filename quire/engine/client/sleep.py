@@ -7,7 +7,8 @@ from collections.abc import Coroutine, Iterable
 from typing import Any, Protocol
 
 from quire.engine.client.errors import EngineAsleep, EngineDead, EngineError, SleepFailed
-from quire.engine.client.protocol import MemoryTag, Sleep, SleepLevel, SleepState, Wake
+from quire.engine.client.protocol import EngineState, MemoryTag, Sleep, SleepLevel, SleepState, Wake
+from quire.engine.client.siblings import NoSiblings, Notice, Siblings
 
 _LOOK_EVERY = 0.02  # seconds between two looks whether requests have ended, which thus have no cost when they end
 _ABORTED = "The request was aborted: POST /sleep has put the model to sleep; POST /wake_up wakes it."
@@ -15,7 +16,13 @@ _ASLEEP = "The model is asleep; POST /wake_up wakes it."
 
 
 class SleepingClient(Protocol):
-    """What `SleepControl` needs of the client of an engine."""
+    """What `SleepControl` needs of the client of an engine.
+
+    Attributes:
+        siblings: the clients of other front ends that share the engine.
+    """
+
+    siblings: Siblings = NoSiblings()
 
     @property
     def is_idle(self) -> bool:
@@ -88,13 +95,13 @@ class SleepControl:
         await self._lock.acquire()
         try:
             self.refusal_of_new = EngineAsleep(_ASLEEP)
+            await self._client.siblings.tell("falls_asleep")
             while wait and not self._client.is_idle:
                 if (dead := self._client.dead) is not None:
                     raise dead
                 await asyncio.sleep(_LOOK_EVERY)
         except BaseException:
-            self._settle()
-            self._lock.release()
+            await self._complete(self._stay_awake())
             raise
         await self._complete(self._fall_asleep(level))
 
@@ -102,6 +109,23 @@ class SleepControl:
         """See `Sleeping`."""
         await self._lock.acquire()
         await self._complete(self._wake(tags))
+
+    def heed(self, notice: Notice) -> None:
+        """Do what another front end says, which puts the engine to sleep."""
+        match notice:
+            case "falls_asleep":
+                self.refusal_of_new = EngineAsleep(_ASLEEP)
+            case "asleep":
+                self.refusal = self.refusal_of_new = EngineAsleep(_ASLEEP)
+                self._client.end_all(EngineAsleep(_ABORTED))
+            case _:
+                self._settle_unless_changing()
+
+    def learned(self, state: EngineState) -> None:
+        """Another front end has put the engine to sleep, or has woken it."""
+        self.asleep, self._level = state.asleep, state.level
+        self._client.on_sleep(self.asleep, self._level)
+        self._settle_unless_changing()
 
     def received(self, state: SleepState) -> None:
         """The core has answered."""
@@ -133,10 +157,16 @@ class SleepControl:
         try:
             self.refusal = self.refusal_of_new
             self._client.end_all(EngineAsleep(_ABORTED))
+            await self._client.siblings.tell("asleep")
             self._level = max(level, self._level) if self.asleep else level
             await self._ask(Sleep(level))
         finally:
-            self._settle()
+            await self._stay_awake()
+
+    async def _stay_awake(self) -> None:
+        """Let requests begin again, unless the engine sleeps."""
+        self._settle()
+        await self._client.siblings.tell("stays_awake")
 
     async def _wake(self, tags: Iterable[MemoryTag]) -> None:
         if waking := self.asleep.intersection(tags):
@@ -154,3 +184,7 @@ class SleepControl:
 
     def _settle(self) -> None:
         self.refusal = self.refusal_of_new = EngineAsleep(_ASLEEP) if self.asleep else None
+
+    def _settle_unless_changing(self) -> None:
+        if not self._lock.locked():  # else this happens at the end of what is being done here
+            self._settle()

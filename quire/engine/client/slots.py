@@ -17,9 +17,15 @@ from quire.workers.shares import Shares
 class Slots:
     """Count the sequences in an engine, those that are being prepared too, and those of each tenant."""
 
-    def __init__(self, capacity: int, share: float) -> None:
-        """`capacity`: of sequences that may run or wait at the same time; `share`: of it for one tenant."""
-        self._shares = Shares(capacity, share)
+    def __init__(self, capacity: int, share: float, shares: Shares | None = None) -> None:
+        """Begin with all slots free.
+
+        Args:
+            capacity: of sequences that may run or wait at the same time.
+            share: of it for one tenant.
+            shares: what tenants hold of them, if several processes count that.
+        """
+        self._shares = shares or Shares(capacity, share)
 
     @property
     def capacity(self) -> int:
@@ -70,7 +76,7 @@ class Slots:
         Raises:
             EngineOverloaded: there are too few free slots, or the tenant has its share.
         """
-        match self._shares.refusal(tenant, count):
+        match self._shares.take_if_free(tenant, count):
             case "full":
                 raise EngineOverloaded(
                     f"The server is busy: {self.in_use} of at most {self.capacity} sequences are running or "
@@ -83,14 +89,10 @@ class Slots:
                     f"{self._shares.limit(tenant)} at the moment (--max-client-share); this request needs {count}.",
                     retry_after,
                 )
-        self._shares.take(tenant, count)
 
     def take_spare(self, tenant: str) -> bool:
         """Take one more slot if more than half of all are free, and the tenant may have more; return whether it did."""
-        spare = self.in_use < self.capacity // 2 and self._shares.refusal(tenant) is None
-        if spare:
-            self._shares.take(tenant)
-        return spare
+        return self.in_use < self.capacity // 2 and self._shares.take_if_free(tenant) is None
 
     def give_back(self, count: int, tenant: str) -> None:
         """Free slots of a tenant."""

@@ -20,7 +20,7 @@ import numpy as np
 import zmq
 
 from quire.engine.client.errors import EngineDead, FrontEndClosed, MalformedMessage
-from quire.engine.client.protocol import AddRequests, ClientMessage, CoreMessage
+from quire.engine.client.protocol import AddRequests, ClientMessage, CoreMessage, FrontEndLeft, Hello, SharedMessage
 
 logger = logging.getLogger(__name__)
 
@@ -112,23 +112,29 @@ class _Channel(Generic[Received]):
         self._socket.close(linger=1000)
 
 
-def _remove_queue_limits(socket: zmq.Socket[Any]) -> None:
+def new_socket(kind: int) -> zmq.Socket[bytes]:
+    """Return a socket whose queues have no limits, which is neither bound nor connected."""
+    made: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     # The front end's limit on requests bounds the queues; a message must never be dropped here.
-    socket.setsockopt(zmq.SNDHWM, 0)
-    socket.setsockopt(zmq.RCVHWM, 0)
+    made.setsockopt(zmq.SNDHWM, 0)
+    made.setsockopt(zmq.RCVHWM, 0)
+    return made
 
 
 class ClientChannel(_Channel[CoreMessage]):
     """The front end's socket, read by callbacks of the event loop instead of a task."""
 
     def __init__(self, address: str) -> None:
-        self._socket = zmq.Context.instance().socket(zmq.PAIR)
-        _remove_queue_limits(self._socket)
-        self._socket.bind(address)
+        self._socket = self._open(address)
         self._encoder = MessageEncoder()
         self._decoder: MessageDecoder[CoreMessage] = MessageDecoder(CoreMessage)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_message: Callable[[CoreMessage], None] = lambda _: None
+
+    def _open(self, address: str) -> zmq.Socket[bytes]:
+        opened = new_socket(zmq.PAIR)
+        opened.bind(address)
+        return opened
 
     def listen(self, on_message: Callable[[CoreMessage], None]) -> None:
         """Call `on_message` with each message from the core; malformed ones are logged and dropped."""
@@ -137,7 +143,7 @@ class ClientChannel(_Channel[CoreMessage]):
         self._loop.add_reader(self._socket.fileno(), self._receive_all)
         self._loop.call_soon(self._receive_all)
 
-    def send(self, message: ClientMessage | AddRequests) -> None:
+    def send(self, message: SharedMessage) -> None:
         """Queue a message to the core.
 
         Raises:
@@ -173,13 +179,16 @@ class CoreChannel(_Channel[ClientMessage]):
     """The core's socket, with blocking calls."""
 
     def __init__(self, address: str) -> None:
-        self._socket = zmq.Context.instance().socket(zmq.PAIR)
-        _remove_queue_limits(self._socket)
-        self._socket.connect(address)
+        self._socket = self._open(address)
         self._encoder = MessageEncoder()
-        self._decoder: MessageDecoder[ClientMessage | AddRequests] = MessageDecoder(ClientMessage | AddRequests)
+        self._decoder: MessageDecoder[SharedMessage] = MessageDecoder(SharedMessage)
         self._unpacked: deque[ClientMessage] = deque()
         self._wakes: tuple[socket.socket, socket.socket] | None = None  # what is written to, and read from
+
+    def _open(self, address: str) -> zmq.Socket[bytes]:
+        opened = new_socket(zmq.PAIR)
+        opened.connect(address)
+        return opened
 
     def waker(self) -> Callable[[], None]:
         """Return a function that ends a `receive` that waits, or the next one. It may be called from any thread."""
@@ -226,11 +235,18 @@ class CoreChannel(_Channel[ClientMessage]):
             return self._unpacked.popleft()
         if not self._wait(None if timeout is None else round(timeout * 1000)):
             return None
-        message = self._decoder.decode(self._socket.recv_multipart())
-        if not isinstance(message, AddRequests):
-            return message
-        self._unpacked.extend(message.requests)
+        self._unpack(self._socket.recv_multipart())
         return self.receive(0.0)
+
+    def _unpack(self, frames: list[bytes]) -> None:
+        """Take the messages of the client out of frames."""
+        match self._decoder.decode(frames):
+            case AddRequests(requests=requests):
+                self._unpacked.extend(requests)
+            case Hello() | FrontEndLeft():
+                raise MalformedMessage("this core has one front end")
+            case message:
+                self._unpacked.append(message)
 
     def _wait(self, milliseconds: int | None) -> bool:
         """Wait for a message; returns whether there is one."""

@@ -27,9 +27,8 @@ def test_requests_are_refilled_evenly() -> None:
     clock = Clock()
     usage = KeyUsage(Limits(requests_per_minute=6), clock)
     for left in (5, 4, 3, 2, 1, 0):
-        assert usage.excess() is None
-        with usage.request():
-            pass
+        assert usage.begin() is None
+        usage.end()
         assert usage.headers()["x-ratelimit-remaining-requests"] == str(left)
     excess = excess_of(usage)
     assert excess.reason == "requests"
@@ -66,10 +65,15 @@ def test_tokens_are_taken_afterwards_and_what_is_missing_is_waited_for() -> None
 
 def test_concurrent_requests_are_counted_until_they_end() -> None:
     usage = KeyUsage(Limits(max_concurrent_requests=2))
-    with usage.request():
-        with usage.request():
-            assert excess_of(usage).reason == "concurrency"
-        assert usage.excess() is None
+    assert usage.begin() is None
+    assert usage.begin() is None
+    refused = usage.begin()
+    assert refused is not None
+    assert refused.reason == "concurrency"
+    assert usage.running == 2
+    usage.end()
+    assert usage.excess() is None
+    usage.end()
     assert usage.running == 0
     assert usage.headers() == {}
 
@@ -78,8 +82,8 @@ def test_new_limits_count_what_was_used() -> None:
     clock = Clock()
     usage = KeyUsage(Limits(requests_per_minute=10), clock)
     for _ in range(4):
-        with usage.request():
-            pass
+        assert usage.begin() is None
+        usage.end()
     usage.set_limits(Limits(requests_per_minute=5, tokens_per_minute=100))
     assert usage.headers()["x-ratelimit-remaining-requests"] == "1"
     assert usage.headers()["x-ratelimit-remaining-tokens"] == "100"
