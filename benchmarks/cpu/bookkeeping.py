@@ -103,6 +103,9 @@ class DiscardingChannel:
     def receive(self, _: float | None) -> None:
         """Return None: there are no messages."""
 
+    def receive_arrived(self, *_: type) -> None:
+        """Return None: there are no messages."""
+
 
 def measure(batch: int, params: SamplingParams) -> dict[str, float]:
     """Return microseconds of a decode step of ``batch`` sequences: median and fastest."""

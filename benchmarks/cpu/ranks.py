@@ -72,6 +72,9 @@ class CountingChannel:
     def receive(self, _: float | None) -> None:
         """Return None: there are no messages."""
 
+    def receive_arrived(self, *_: type) -> None:
+        """Return None: there are no messages."""
+
 
 def _run_node(config: CoreConfig) -> None:
     """Run the second node, whose address is another one of this machine."""

@@ -53,6 +53,9 @@ class RecordingChannel:
     def receive(self, _: float | None) -> None:
         """Return None: there are no messages."""
 
+    def receive_arrived(self, *_: type) -> None:
+        """Return None: there are no messages."""
+
 
 class SteppedCore:
     """An engine core with a model, whose steps are called directly."""

@@ -30,6 +30,9 @@ class SilentChannel:
     def receive(self, timeout: float | None) -> ClientMessage | None:
         return None
 
+    def receive_arrived(self, *kinds: type[ClientMessage]) -> ClientMessage | None:
+        return None
+
 
 def load_everything(folder: Path, *flags: str) -> None:
     """All that a server reads of a model's folder, in its order."""

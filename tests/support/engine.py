@@ -100,6 +100,9 @@ class Channel:
     def receive(self, _: float | None) -> None:
         return None
 
+    def receive_arrived(self, *_: type) -> None:
+        return None
+
     def waker(self) -> Callable[[], None]:
         return lambda: None
 

@@ -610,11 +610,11 @@ def _fitting_context(loaded: LoadedModel, config: CoreConfig, plan: CachePlan, n
 
 
 def _stop_if_asked(channel: CoreChannel) -> None:
-    message = channel.receive(0.0)
-    if isinstance(message, Shutdown):  # nothing else is sent before `Ready`
-        raise LoadingStopped
-    if isinstance(message, Ping):  # while the model is loaded again; requests and their aborts are not sent then
-        channel.send(Pong(message.serial))
+    match channel.receive_arrived(Shutdown, Ping):
+        case Shutdown():
+            raise LoadingStopped
+        case Ping(serial=serial):  # while the model is loaded again
+            channel.send(Pong(serial))
 
 
 @contextmanager

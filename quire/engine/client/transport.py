@@ -238,6 +238,15 @@ class CoreChannel(_Channel[ClientMessage]):
         self._unpack(self._socket.recv_multipart())
         return self.receive(0.0)
 
+    def receive_arrived(self, *kinds: type[ClientMessage]) -> ClientMessage | None:
+        """Return the first message of some kinds that has arrived, or None; the others are left for `receive`."""
+        while self._wait(0):
+            self._unpack(self._socket.recv_multipart())
+        message = next((message for message in self._unpacked if isinstance(message, kinds)), None)
+        if message is not None:
+            self._unpacked.remove(message)
+        return message
+
     def _unpack(self, frames: list[bytes]) -> None:
         """Take the messages of the client out of frames."""
         match self._decoder.decode(frames):

@@ -151,7 +151,6 @@ class EngineCore:
         self._offload = offload
         self._transfer = transfer
         self._gate = Gate()
-        self._postponed: deque[ClientMessage] = deque()  # arrived while a command was being run
         self._steps = itertools.count(1)
         self._preparing: list[tuple[AddRequest, Future[Any]]] = []
         self._in_flight: deque[_SubmittedStep] = deque()
@@ -345,7 +344,7 @@ class EngineCore:
         wait = self._wait()
         while self._running:
             try:
-                message = self._postponed.popleft() if self._postponed else self._channel.receive(wait)
+                message = self._channel.receive(wait)
             except MalformedMessage as error:
                 logger.error("dropped a malformed message: %s", error)
                 continue
@@ -514,7 +513,7 @@ class EngineCore:
         """
         while True:
             try:
-                message = self._channel.receive(0.0)
+                message = self._channel.receive_arrived(Ping, Shutdown)
             except MalformedMessage as error:
                 logger.error("dropped a malformed message: %s", error)
                 continue
@@ -525,8 +524,6 @@ class EngineCore:
                     self._channel.send(Pong(serial))
                 case Shutdown():
                     raise CoreStopped
-                case _:
-                    self._postponed.append(message)
 
     def _stop_profile(self) -> None:
         """Write a profile that has reached its limit."""
@@ -556,8 +553,6 @@ class EngineCore:
             return 0.0
         if self._preparing or self.is_loading:
             return _PREPARING_WAIT
-        if self._postponed:
-            return 0.0
         tasks = [self._prefault_at] if self._can_prefault or self._saving else []
         if (end := self._profiling.ends_at) is not None:
             tasks.append(end)

@@ -32,7 +32,7 @@ class ImpatientFrontEnd(Channel):
 
     impatient = False
 
-    def receive(self, _: float | None) -> Any:
+    def receive_arrived(self, *_: type) -> Any:
         return Shutdown() if self.impatient else None
 
 

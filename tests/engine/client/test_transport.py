@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from quire.engine.client.errors import FrontEndClosed, MalformedMessage
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import (
+    Abort,
     AddRequest,
     AddRequests,
     ClientMessage,
@@ -22,6 +23,9 @@ from quire.engine.client.protocol import (
     Ping,
     Pong,
     PooledOutput,
+    Resume,
+    RunCommand,
+    Shutdown,
     StepOutput,
     StepStats,
     TokenLogprobs,
@@ -61,6 +65,17 @@ def test_arrays_of_any_size_round_trip(shape: tuple[int, ...]) -> None:
     (output,) = decoded.outputs
     assert isinstance(output, PooledOutput)
     assert np.array_equal(output.data, data)
+
+
+async def test_the_core_looks_for_a_kind_of_message_and_leaves_the_others() -> None:
+    command = RunCommand(1, Resume())
+    with ClientChannel("inproc://test-kinds") as front, CoreChannel("inproc://test-kinds") as core:
+        assert core.receive_arrived(Shutdown, Ping) is None
+        for message in (command, Ping(1), Abort(["one"]), Ping(2)):
+            front.send(message)
+        assert [core.receive_arrived(Shutdown, Ping) for _ in range(3)] == [Ping(1), Ping(2), None]
+        assert [core.receive(1.0) for _ in range(2)] == [command, Abort(["one"])]
+        assert core.receive(0.0) is None
 
 
 async def test_the_core_gets_requests_of_one_message_one_by_one() -> None:

@@ -183,7 +183,7 @@ def test_pings_are_answered_while_weights_are_read_again(folder: Path, monkeypat
     engine = Engine(folder, enable_sleep_mode=True)
     sleep(engine, 2)
     arriving = [Ping(7)]
-    monkeypatch.setattr(engine.channel, "receive", lambda _: arriving.pop() if arriving else None)
+    monkeypatch.setattr(engine.channel, "receive_arrived", lambda *_: arriving.pop() if arriving else None)
     engine.core._handle(Wake(ALL))
     assert engine.channel.sent == [Pong(7), AWAKE]
 

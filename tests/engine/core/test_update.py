@@ -341,8 +341,9 @@ def test_probes_are_answered_and_requests_wait_meanwhile(
     engine = Engine(old, weight_update_path=old.parent)
     expected = Engine(new).generate(PROMPT, greedy(4)).tokens
     engine.results["new"] = Result()
-    arriving: list[Any] = [AddRequest("new", np.array(PROMPT, np.int32), greedy(4)), Ping(7)]
-    monkeypatch.setattr(engine.channel, "receive", lambda _: arriving.pop() if arriving else None)
+    requests, probes = [AddRequest("new", np.array(PROMPT, np.int32), greedy(4))], [Ping(7)]
+    monkeypatch.setattr(engine.channel, "receive", lambda _: requests.pop() if requests else None)
+    monkeypatch.setattr(engine.channel, "receive_arrived", lambda *_: probes.pop() if probes else None)
     engine.core._handle(RunCommand(1, UpdateWeights(str(new))))
     assert Pong(7) in engine.channel.sent
     engine.core._drain_inbox()
