@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -20,9 +20,11 @@ from quire.protocol.common import (
     RequestMetrics,
     RequestPart,
     TemplateVariables,
+    field_error,
     max_keys,
 )
 from quire.protocol.custom import MAX_TOOLS, ResponseCustomTool
+from quire.protocol.kv_transfer import KVTransferParams
 from quire.protocol.mcp import ChosenMcpTool, McpCall, McpListTools, McpTool
 from quire.protocol.parts import Part
 from quire.protocol.sampling import CommonSamplingFields
@@ -230,6 +232,17 @@ class ResponsesRequest(CommonSamplingFields):
     chat_template_kwargs: TemplateVariables | None = None
     mm_processor_kwargs: MediaSettings | None = None
     media_io_kwargs: MediaSettings | None = None
+    kv_transfer_params: KVTransferParams | None = Field(
+        None, description="as in completions; neither in the background nor with tools of MCP servers"
+    )
+
+    @model_validator(mode="after")
+    def _check_transfer(self) -> Self:
+        if self.kv_transfer_params is not None and self.background:
+            raise field_error("background", "`background` cannot be combined with `kv_transfer_params`.")
+        if self.kv_transfer_params is not None and any(isinstance(tool, McpTool) for tool in self.tools or ()):
+            raise field_error("tools", "tools of MCP servers cannot be combined with `kv_transfer_params`.")
+        return self
 
     @property
     def is_stored(self) -> bool:
@@ -320,11 +333,12 @@ class ResponseObject(BaseModel):
     user: str | None = None
     input_messages: list[RawMessage] | None = Field(None, description="only with `enable_response_messages`")
     output_messages: list[RawMessage] | None = Field(None, description="only with `enable_response_messages`")
+    kv_transfer_params: dict[str, Any] | None = Field(None, description="only if the request asks for them")
 
     @model_serializer(mode="wrap")
     def _omit_optional(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields: dict[str, Any] = serialize(self)
-        optional = ("input_messages", "output_messages", "metrics")
+        optional = ("input_messages", "output_messages", "metrics", "kv_transfer_params")
         return {name: value for name, value in fields.items() if value is not None or name not in optional}
 
 

@@ -101,9 +101,20 @@ def check_other_calls_of_the_sidecar(proxy: Proxy) -> None:
     assert answer["content"] == post(proxy.prefiller, "/v1/messages", message).json()["content"]
     assert "kv_transfer_params" not in answer
     assert proxy.decoder.metric("external_prefix_cache_hits_total") > loaded + 400
-    refused = sidecar.post("/v1/responses", {"input": PROMPT, "max_output_tokens": 5})
-    assert refused.status_code == 400
-    assert "kv_transfer_params" in refused.text
+    response = {"input": PROMPT, "max_output_tokens": 5, "temperature": 0}
+    loaded = proxy.decoder.metric("external_prefix_cache_hits_total")
+    answer = sidecar.post("/v1/responses", {**response, "instructions": "Do it."}).json()
+    alone = post(proxy.prefiller, "/v1/responses", {**response, "instructions": "Do it."}).json()
+    assert answer["output"][0]["content"] == alone["output"][0]["content"]
+    assert "kv_transfer_params" not in answer
+    assert proxy.decoder.metric("external_prefix_cache_hits_total") > loaded + 400
+    for field, value in (
+        ("background", True),
+        ("tools", [{"type": "mcp", "server_label": "one", "server_url": "http://one", "require_approval": "never"}]),
+    ):
+        refused = sidecar.post("/v1/responses", {**response, field: value})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == field
     refused = sidecar.post("/v1/completions", {"prompt": PROMPT, "n": 2, "temperature": 1})
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "n"

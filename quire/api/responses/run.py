@@ -14,6 +14,7 @@ from quire.api.responses.limits import ResponseLimits
 from quire.api.responses.mcp_tools import McpToolset
 from quire.api.responses.writer import Event, ItemWriter
 from quire.engine.client.errors import EngineError
+from quire.engine.client.kv_transfer import RemoteBlocks
 from quire.engine.client.protocol import TokenLogprobs
 from quire.engine.client.stream import Delta
 from quire.protocol.common import RequestMetrics
@@ -32,6 +33,7 @@ from quire.protocol.responses import (
 )
 from quire.rendering.prompts import Prompt
 from quire.serving.generation import UsageCounter, generate_all, request_metrics
+from quire.serving.kv_transfer import answer_params
 from quire.workers.tenant import take_turn
 
 
@@ -112,6 +114,7 @@ class ResponseRun:
     _writer: ItemWriter = field(init=False)
     _raw: RawMessages | None = None  # if the request asks for them
     _usage_counters: list[UsageCounter] = field(default_factory=list)  # of all turns
+    _held_blocks: RemoteBlocks | None = None
 
     def __post_init__(self) -> None:
         self._raw = RawMessages() if self.body.enable_response_messages else None
@@ -161,6 +164,7 @@ class ResponseRun:
         async with aclosing(generate_all(turn.model.client, turn.requests, self.ended)) as deltas:
             async for _, delta in deltas:
                 usage.add(0, delta)
+                self._held_blocks = delta.held_blocks or self._held_blocks
                 if self._raw is not None:
                     self._raw.add(delta)
                 reasoning_tokens = reasoning.count(delta.token_ids)
@@ -254,6 +258,7 @@ class ResponseRun:
             user=body.user,
             input_messages=prompts,
             output_messages=answers,
+            kv_transfer_params=answer_params(self._held_blocks),
         )
 
     def _event(self, event: Event) -> Event:

@@ -94,6 +94,7 @@ def to_chat_request(body: ResponsesRequest, items: Sequence[Any]) -> tuple[ChatR
         "tools": [_tool(tool) for tool in model_tools(body.tools)] or None,
         "tool_choice": _choice(body),
         "response_format": _format(body),
+        "kv_transfer_params": body.kv_transfer_params and body.kv_transfer_params.model_dump(exclude_unset=True),
     }
     if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
