@@ -41,7 +41,13 @@ CASES = (  # sequences, positions, heads, kv_heads, dim
     (64, 512, 16, 8, 128),
 )
 HEADS = ((16, 128, 512), (16, 512, 128))  # heads, inputs and outputs: queries into a latent space, values out of it
-PREFILLS = ((1000, 9, 3, 64), (1000, 16, 8, 128))  # tokens, heads, kv_heads, dim
+PREFILLS = (  # tokens at the end of so many positions, heads, kv_heads, dim
+    (1000, 1000, 9, 3, 64),
+    (1000, 1000, 16, 8, 128),
+    (512, 8192, 16, 8, 64),
+    (512, 8192, 16, 8, 128),
+    (512, 32768, 16, 8, 64),
+)
 BLOCK = 16
 # Inputs and outputs of SmolLM2-135M, Qwen3-0.6B and Qwen3-4B: queries, keys and values; gate and up; down.
 GROUPED_SHAPES = (
@@ -166,20 +172,23 @@ def attention(sequences: int, positions: int, heads: int, kv_heads: int, dim: in
     }
 
 
-def prefill_attention(tokens: int, heads: int, kv_heads: int, dim: int, limits: Limits) -> dict[str, Any]:
-    """Time attention of a whole prompt: µs, and the share of the limit of arithmetic."""
-    blocks = -(-tokens // BLOCK)
+def prefill_attention(
+    tokens: int, positions: int, heads: int, kv_heads: int, dim: int, limits: Limits
+) -> dict[str, Any]:
+    """Time attention of the last tokens of a prompt: µs, and the share of the limit of arithmetic."""
+    blocks = -(-positions // BLOCK)
     layout = CacheLayout.of_one_group([CacheShape(kv_heads, dim, dim)], CacheGroup(FullCache(), (0,)))
     (cache,) = HostKVCache(layout, blocks, BLOCK, torch.bfloat16).layers.values()
     cache.keys.normal_()
     cache.values.normal_()
     table, q = torch.randperm(blocks).view(1, blocks).int(), torch.randn(tokens, heads, dim).bfloat16()
-    span = AttentionMetadata(table, torch.tensor([tokens]), torch.tensor([0, 1, tokens]))
+    span = AttentionMetadata(table, torch.tensor([positions]), torch.tensor([0, 1, tokens]))
     call = partial(paged_varlen, q, cache.keys, cache.values, span, AttentionParams(dim**-0.5))
     times = _microseconds([call], 12)
-    operations = 2 * tokens * tokens * heads * dim  # of scores and of values, of half of the positions each
+    operations = 4 * tokens * (positions - tokens / 2) * heads * dim  # of scores and of values
     return {
         "tokens": tokens,
+        "positions": positions,
         "heads": heads,
         "kv_heads": kv_heads,
         "dim": dim,

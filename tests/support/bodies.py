@@ -261,13 +261,17 @@ _RESPONSES: list[Body] = [
         "return_metrics": True,
     },
     {"input": "Weather?", "stream": True, "stream_options": {"include_obfuscation": False}},
-    {"input": "Weather?", "structured_outputs": {"regex": "[a-z]+"}, "store": False},
+    {
+        "input": "Weather?", "structured_outputs": {"regex": "[a-z]+"}, "store": False,
+        "kv_transfer_params": _TRANSFER,
+    },
     {"input": "Weather?", "background": True, "tools": _RESPONSE_TOOLS, "tool_choice": "auto"},
 ]  # fmt: skip
 _ANTHROPIC: list[Body] = [
     {
         **_CONVERSATION, "max_tokens": 8, "stop_sequences": ["zz"], "stream": True, "temperature": 0.5,
         "top_p": 0.9, "top_k": 5, "cache_salt": "salt", "output_config": None, "metadata": {"user_id": "me"},
+        "kv_transfer_params": _TRANSFER,
     },
     {
         "messages": [{"role": "user", "content": "Weather?"}], "max_tokens": 8,

@@ -102,65 +102,112 @@ void pack_values(const PagedPrefill &a, int64_t kv_head, int64_t panel, int64_t 
     }
 }
 
+// Words that two elements of a packed query take: without products of pairs of bfloat16 each is a float, the second one first.
+constexpr int64_t QUERY_WORDS = BF16_DOT ? 1 : 2;
+
 // Products of rows of queries with the keys of a panel, summed as paged_decode does: words a fixed number apart are one
 // partial sum, and partial sums are added in pairs, those half as many apart as there are first. They are those of a pass, for
 // the panel's keys from the vector `first` on.
-template <int rows, int first, int partial_sums>
+template <int rows, int first>
 class PanelScores {
-    static constexpr int vectors = vectors_of_a_pass(rows);
+    static constexpr int vectors = vectors_of_a_pass(rows), partial_sums = PARTIAL_SUMS<BFloat16>;
 
   public:
-    // q: the words of all rows, (words, rows).
+    // q: see QUERY_WORDS.
     PanelScores(const uint32_t *q, const uint16_t *panel, int64_t words) : q_(q), panel_((const uint32_t *)panel), words_(words) {}
 
+    INLINE TileSums<rows> sum() const {
+        if constexpr (BF16_DOT) return sum_of<1>(0);
+        else return sum_in_turns();
+    }
+
+  private:
     // The sum of the partial sums `begin`, `begin` + step, `begin` + 2 * step ...
-    template <int step = 1>
-    INLINE TileSums<rows> sum(int begin = 0) const {
+    template <int step>
+    INLINE TileSums<rows> sum_of(int begin) const {
         if constexpr (step == partial_sums) return partial_sum(begin);
         else {
-            TileSums<rows> a = sum<2 * step>(begin), b = sum<2 * step>(begin + step);
-#pragma GCC unroll 12
-            for (int row = 0; row < rows; row++)
-                for (int v = first; v < first + vectors; v++) a.values[row][v] += b.values[row][v];
+            TileSums<rows> a = sum_of<2 * step>(begin), b = sum_of<2 * step>(begin + step);
+            add(a, b);
             return a;
         }
     }
 
-  private:
+    // The same of all: of many partial sums the compiler would make code that the processor's caches have no room for.
+    // What waits for its other half is in memory.
+    INLINE TileSums<rows> sum_in_turns() const {
+        TileSums<rows> waiting[partial_sums == 16 ? 5 : 3];
+        for (int turn = 0; turn < partial_sums; turn++) {
+            int begin = 0, level = 0;
+            for (int bit = 1; bit < partial_sums; bit *= 2) begin += turn & bit ? partial_sums / (2 * bit) : 0;
+            TileSums<rows> sums = partial_sum(begin);
+            for (; turn >> level & 1; level++) add(sums, waiting[level]);
+            waiting[level] = sums;
+        }
+        return waiting[std::size(waiting) - 1];
+    }
+
+    static INLINE void add(TileSums<rows> &a, const TileSums<rows> &b) {
+#pragma GCC unroll 12
+        for (int row = 0; row < rows; row++)
+            for (int v = first; v < first + vectors; v++) a.values[row][v] += b.values[row][v];
+    }
+
     INLINE TileSums<rows> partial_sum(int begin) const {
         TileSums<rows> sums;
 #pragma GCC unroll 12
         for (int row = 0; row < rows; row++)
             for (int v = first; v < first + vectors; v++) sums.values[row][v] = broadcast(0.0f);
-        for (int64_t i = begin; i < words_; i += partial_sums)
-            add_word<BFloat16, first>(sums, panel_ + i * PANEL, ColumnWords(q_ + i * rows, rows));
+        for (int64_t i = begin; i < words_; i += partial_sums) {
+            const uint32_t *keys = panel_ + i * PANEL, *q = q_ + i * QUERY_WORDS * rows;
+            if constexpr (BF16_DOT) add_word<BFloat16, first>(sums, keys, ColumnWords(q, rows));
+            else add_elements(sums, keys, (const float *)q);
+        }
         return sums;
+    }
+
+    // add_word with elements of queries that are floats already.
+    static INLINE void add_elements(TileSums<rows> &sums, const uint32_t *keys, const float *q) {
+        for (int element = 1; element >= 0; element--, q += rows) {
+            Floats key[vectors];
+            for (int v = 0; v < vectors; v++) {
+                Words both = load_words(keys + (first + v) * LANES);
+                key[v] = (Floats)(element ? both & 0xffff0000 : both << 16);
+            }
+#pragma GCC unroll 12
+            for (int row = 0; row < rows; row++) {
+                Floats x = broadcast(q[row]);
+                for (int v = 0; v < vectors; v++) sums.values[row][first + v] += key[v] * x;
+            }
+        }
     }
 
     const uint32_t *q_, *panel_;
     int64_t words_;
 };
 
-constexpr int64_t SCORE_ROWS = std::min<int64_t>(6, MAX_ROWS);  // queries whose partial sums fit into registers, but for a few
+constexpr int64_t CHUNK_STRIDE = CHUNK + LANES;  // elements between rows: never whole pages
+#if defined(HAVE_AVX2)
+constexpr int64_t TILE_ROWS = 4;  // queries of a tile; a fifth one's sums would leave registers when they are added
+#else
+constexpr int64_t TILE_ROWS = MAX_ROWS;
+#endif
+constexpr int64_t SCORE_ROWS = std::min<int64_t>(6, TILE_ROWS);  // queries whose partial sums fit into registers, but for a few
 
 // Where scores of 32 positions go, and what they are multiplied with.
 struct ScoreRows {
     float *scores;
-    int64_t stride;
     float scale;
     void store(int64_t row, Floats low, Floats high) const {
-        Float32::store2(scores + row * stride, low * scale, high * scale);
+        Float32::store2(scores + row * CHUNK_STRIDE, low * scale, high * scale);
     }
 };
 
-// Adds the weighted values of a chunk to 32 elements of outputs, each row by its factor.
+// Where 32 elements of the weighted values of a chunk go, those of rows `stride` apart.
 struct ValueEpilogue {
-    float *out;  // (rows, 32)
-    const float *factors;
-    void operator()(int row, Floats low, Floats high) const {
-        float *to = out + row * PANEL;
-        Float32::store2(to, Float32::load(to) + factors[row] * low, Float32::load(to + LANES) + factors[row] * high);
-    }
+    float *out;
+    int64_t stride;
+    void operator()(int row, Floats low, Floats high) const { Float32::store2(out + row * stride, low, high); }
 };
 
 // A head's keys and values in panels.
@@ -169,119 +216,172 @@ struct PackedHead {
     int64_t positions;  // that the panels have room for
 };
 
-// Buffers for up to MAX_ROWS queries: scores and weights, `stride` apart; the largest scores and sums of weights of chunks.
-struct RowBuffers {
-    float *scores;
-    uint16_t *weights;
-    int64_t stride;
-    float *largest, *totals;  // (chunks, MAX_ROWS)
+// Up to TILE_ROWS queries of one head, and the positions of whole panels that they see.
+struct RowTile {
+    int64_t head, row, rows, begin, end;
+    RowTile(const PagedPrefill &a, int64_t head, int64_t row)
+        : head(head), row(row), rows(std::min(TILE_ROWS, a.tokens - row)), begin(a.first_of(row)), end(a.end_of(row + rows - 1)) {
+        for (int64_t r = 0; a.visible && r < rows; r++)
+            begin = std::min(begin, a.first_of(row + r)), end = std::max(end, a.end_of(row + r));
+        begin = begin / PANEL * PANEL, end = (end + PANEL - 1) / PANEL * PANEL;
+    }
+    int64_t first_chunk() const { return begin / CHUNK; }
+    int64_t last_chunk() const { return (end - 1) / CHUNK; }
 };
 
-// Scores of up to MAX_ROWS queries of one head with the keys at positions [begin, end), which are those of whole panels.
-inline void score_rows(const PagedPrefill &a, int64_t head, int64_t row, int64_t rows, int64_t begin, int64_t end,
-                       const PackedHead &packed, const RowBuffers &buffers) {
-    alignas(64) uint32_t q[MAX_ROWS * MAX_DIM / 2];  // tiles of SCORE_ROWS rows: (words, rows)
-    int64_t words = a.key_dim / 2;
-    for (int64_t r = 0; r < rows; r++) {
-        const uint16_t *query = a.q + (row + r) * a.q_stride + head * a.key_dim;
-        int64_t tile = r / SCORE_ROWS * SCORE_ROWS, tile_rows = std::min(SCORE_ROWS, rows - tile);
-        for (int64_t i = 0; i < words; i++) std::memcpy(q + tile * words + i * tile_rows + r - tile, query + 2 * i, sizeof *q);
+// One thread's work on the tiles of an item: heads that share keys and values attend to a chunk of them while it is in the
+// second-level cache. Each chunk has softmax weights of its own, as in paged_decode.
+class TileAttention {
+  public:
+    // For up to `tiles` tiles, and contexts of `chunks` chunks.
+    TileAttention(const PagedPrefill &a, int64_t tiles, int64_t chunks)
+        : rows_(tiles * TILE_ROWS), q_(new uint32_t[rows_ * a.key_dim / 2 * QUERY_WORDS]), largest_(new float[chunks * rows_]),
+          totals_(new float[chunks * rows_]), outs_(new float[chunks * rows_ * a.value_dim]) {
+        tiles_.reserve(tiles);
     }
-    for (int64_t position = begin; position < end; position += PANEL)
-        for (int64_t r = 0; r < rows; r += SCORE_ROWS) {
-            ScoreRows out{buffers.scores + r * buffers.stride + position, buffers.stride, a.scale};
-            auto score = [&](auto number) {
-                constexpr int count = decltype(number)::value, partial_sums = PARTIAL_SUMS<BFloat16>;
-                const uint16_t *keys = packed.keys + position * a.key_dim;
-                auto sums = PanelScores<count, 0, partial_sums>(q + r * words, keys, words).sum();
-                if constexpr (vectors_of_a_pass(count) == 1) {
-                    auto second = PanelScores<count, 1, partial_sums>(q + r * words, keys, words).sum();
-                    for (int i = 0; i < count; i++) sums.values[i][1] = second.values[i][1];
-                }
-                for (int i = 0; i < count; i++) out.store(i, sums.values[i][0], sums.values[i][1]);
-            };
-            switch (std::min(SCORE_ROWS, rows - r)) {
-                case 6: score(std::integral_constant<int, 6>{}); break;
-                case 5: score(std::integral_constant<int, 5>{}); break;
-                case 4: score(std::integral_constant<int, 4>{}); break;
-                case 3: score(std::integral_constant<int, 3>{}); break;
-                case 2: score(std::integral_constant<int, 2>{}); break;
-                default: score(std::integral_constant<int, 1>{});
+
+    // Tiles [first, last) of a head of keys and values: those of all its heads follow each other.
+    void attend(const PagedPrefill &a, int64_t kv_head, int64_t first, int64_t last, const PackedHead &packed) {
+        int64_t group = a.heads / a.kv_heads;
+        tiles_.clear();
+        first_chunk_ = INT64_MAX;
+        int64_t last_chunk = 0;
+        for (int64_t i = first; i < last; i++) {
+            const RowTile &tile = tiles_.emplace_back(a, kv_head * group + i % group, i / group * TILE_ROWS);
+            pack_queries(a, tile, q_of(a, i - first));
+            first_chunk_ = std::min(first_chunk_, tile.first_chunk()), last_chunk = std::max(last_chunk, tile.last_chunk());
+        }
+        for (int64_t chunk = first_chunk_; chunk <= last_chunk; chunk++)
+            for (int64_t i = 0; i < last - first; i++) attend_chunk(a, i, chunk, packed);
+        for (int64_t i = 0; i < last - first; i++) merge_chunks(a, i);
+    }
+
+  private:
+    // The words of a tile's queries in parts of SCORE_ROWS rows: (words, rows), or (words, 2, rows); see QUERY_WORDS.
+    uint32_t *q_of(const PagedPrefill &a, int64_t index) { return &q_[index * TILE_ROWS * a.key_dim / 2 * QUERY_WORDS]; }
+    // Where what is known of a row of a tile after a chunk is.
+    int64_t slot(int64_t index, int64_t chunk) const { return (chunk - first_chunk_) * rows_ + index * TILE_ROWS; }
+
+    static void pack_queries(const PagedPrefill &a, const RowTile &tile, uint32_t *q) {
+        int64_t words = a.key_dim / 2;
+        for (int64_t r = 0; r < tile.rows; r++) {
+            const uint16_t *query = a.q + (tile.row + r) * a.q_stride + tile.head * a.key_dim;
+            int64_t part = r / SCORE_ROWS * SCORE_ROWS, part_rows = std::min(SCORE_ROWS, tile.rows - part);
+            uint32_t *out = q + part * words * QUERY_WORDS + r - part;
+            for (int64_t i = 0; i < words; i++, out += QUERY_WORDS * part_rows) {
+                uint32_t word;
+                std::memcpy(&word, query + 2 * i, sizeof word);
+                if constexpr (BF16_DOT) *out = word;
+                else *out = word & 0xffff0000, out[part_rows] = word << 16;
             }
         }
-}
-
-// Positions [begin, end) in the chunks of paged_decode. Calls body(begin of a chunk, its end, where its MAX_ROWS results are).
-template <class Body>
-void for_each_chunk(int64_t begin, int64_t end, Body body) {
-    for (int64_t chunk = begin / CHUNK, at = 0; chunk * CHUNK < end; chunk++, at += MAX_ROWS)
-        body(std::max(begin, chunk * CHUNK), std::min(end, (chunk + 1) * CHUNK), at);
-}
-
-// Attention of up to MAX_ROWS queries of one head: each chunk has softmax weights of its own, as in paged_decode.
-inline void attend_rows(const PagedPrefill &a, int64_t head, int64_t row, int64_t rows, const PackedHead &packed,
-                        const RowBuffers &buffers) {
-    int64_t begin = a.first_of(row), end = a.end_of(row + rows - 1);
-    for (int64_t r = 0; a.visible && r < rows; r++)
-        begin = std::min(begin, a.first_of(row + r)), end = std::max(end, a.end_of(row + r));
-    begin = begin / PANEL * PANEL, end = (end + PANEL - 1) / PANEL * PANEL;
-    int64_t chunks = (end - 1) / CHUNK - begin / CHUNK + 1;
-    score_rows(a, head, row, rows, begin, end, packed, buffers);
-    float totals[MAX_ROWS];
-    for (int64_t r = 0; r < rows; r++) {
-        int64_t first = a.first_of(row + r), past = a.end_of(row + r);
-        float *scores = buffers.scores + r * buffers.stride;
-        if (a.softcap > 0.0f) scale_scores(scores, begin, end, 1.0f, a.softcap);
-        for (int64_t i = begin; i < first; i++) scores[i] = -INFINITY;
-        for (int64_t i = past; i < end; i++) scores[i] = -INFINITY;
-        for_each_chunk(begin, end, [&](int64_t from, int64_t to, int64_t chunk) {
-            float &largest = buffers.largest[chunk + r] = -INFINITY;
-            buffers.totals[chunk + r] =
-                softmax_weights<BFloat16>(scores, buffers.weights + r * buffers.stride, from, to, largest);
-        });
-        totals[r] = merge_factors(buffers.largest + r, buffers.totals + r, chunks, MAX_ROWS, a.sinks ? a.sinks + head : nullptr);
     }
-    auto accumulate = panel_matmul_for<ValueEpilogue>(rows);
-    for (int64_t d = 0; d < a.value_dim; d += PANEL) {
-        alignas(64) float mixed[MAX_ROWS * PANEL] = {};
-        for_each_chunk(begin, end, [&](int64_t from, int64_t to, int64_t chunk) {
-            const uint16_t *value = packed.values + d * packed.positions + from * PANEL;
-            accumulate(buffers.weights + from, buffers.stride, value, to - from,
-                       {(const char *)(value + PANEL * packed.positions), LINE}, {mixed, buffers.largest + chunk});
-        });
-        for (int64_t r = 0; r < rows; r++) {
-            uint16_t *out = a.out + ((row + r) * a.heads + head) * a.value_dim + d;
-            BFloat16::store2(out, Float32::load(mixed + r * PANEL) / totals[r],
-                             Float32::load(mixed + r * PANEL + LANES) / totals[r]);
+
+    void attend_chunk(const PagedPrefill &a, int64_t index, int64_t chunk, const PackedHead &packed) {
+        const RowTile &tile = tiles_[index];
+        int64_t origin = chunk * CHUNK, from = std::max(tile.begin, origin) - origin, to = std::min(tile.end - origin, CHUNK);
+        if (from >= to) return;
+        score(a, tile, q_of(a, index), packed.keys + origin * a.key_dim, from, to);
+        for (int64_t r = 0; r < tile.rows; r++) {
+            int64_t first = a.first_of(tile.row + r) - origin, past = a.end_of(tile.row + r) - origin;
+            float *scores = scores_ + r * CHUNK_STRIDE, &largest = largest_[slot(index, chunk) + r] = -INFINITY;
+            if (a.softcap > 0.0f) scale_scores(scores, from, to, 1.0f, a.softcap);
+            for (int64_t i = from; i < std::min(first, to); i++) scores[i] = -INFINITY;
+            for (int64_t i = std::max(from, past); i < to; i++) scores[i] = -INFINITY;
+            totals_[slot(index, chunk) + r] =
+                softmax_weights<BFloat16>(scores, weights_ + r * CHUNK_STRIDE, from, to, largest);
+        }
+        auto accumulate = panel_matmul_for<ValueEpilogue>(tile.rows);
+        for (int64_t d = 0; d < a.value_dim; d += PANEL) {
+            const uint16_t *value = packed.values + d * packed.positions + (origin + from) * PANEL;
+            const uint16_t *key = packed.keys + (origin + CHUNK) * a.key_dim + d * CHUNK;  // of the next chunk
+            accumulate(weights_ + from, CHUNK_STRIDE, value, to - from,
+                       {(const char *)(index % 2 ? key : value + CHUNK * PANEL), 2 * LINE},
+                       {&outs_[slot(index, chunk) * a.value_dim + d], a.value_dim});
         }
     }
-}
 
-// Keys and values of a sequence in panels, and buffers for scores and weights. Blocks that the next sequence has at the same
-// positions are not packed again.
+    // Scores of a tile's queries with keys, of positions [from, to) of a chunk.
+    void score(const PagedPrefill &a, const RowTile &tile, const uint32_t *q, const uint16_t *keys, int64_t from, int64_t to) {
+        int64_t words = a.key_dim / 2;
+        for (int64_t position = from; position < to; position += PANEL)
+            for (int64_t r = 0; r < tile.rows; r += SCORE_ROWS) {
+                ScoreRows out{scores_ + r * CHUNK_STRIDE + position, a.scale};
+                auto score = [&](auto number) {
+                    constexpr int count = decltype(number)::value;
+                    const uint32_t *part = q + r * words * QUERY_WORDS;
+                    const uint16_t *panel = keys + position * a.key_dim;
+                    auto sums = PanelScores<count, 0>(part, panel, words).sum();
+                    if constexpr (vectors_of_a_pass(count) == 1) {
+                        auto second = PanelScores<count, 1>(part, panel, words).sum();
+                        for (int i = 0; i < count; i++) sums.values[i][1] = second.values[i][1];
+                    }
+                    for (int i = 0; i < count; i++) out.store(i, sums.values[i][0], sums.values[i][1]);
+                };
+                switch (std::min(SCORE_ROWS, tile.rows - r)) {
+                    case 6: score(std::integral_constant<int, 6>{}); break;
+                    case 5: score(std::integral_constant<int, 5>{}); break;
+                    case 4: score(std::integral_constant<int, 4>{}); break;
+                    case 3: score(std::integral_constant<int, 3>{}); break;
+                    case 2: score(std::integral_constant<int, 2>{}); break;
+                    default: score(std::integral_constant<int, 1>{});
+                }
+            }
+    }
+
+    void merge_chunks(const PagedPrefill &a, int64_t index) {
+        const RowTile &tile = tiles_[index];
+        int64_t chunks = tile.last_chunk() - tile.first_chunk() + 1;
+        for (int64_t r = 0; r < tile.rows; r++) {
+            int64_t first = slot(index, tile.first_chunk()) + r;
+            float total = merge_factors(&largest_[first], &totals_[first], chunks, rows_, a.sinks ? a.sinks + tile.head : nullptr);
+            for (int64_t d = 0; d < a.value_dim; d += PANEL) {
+                Floats low = broadcast(0.0f), high = broadcast(0.0f);
+                for (int64_t at = first; at < first + chunks * rows_; at += rows_) {
+                    const float *part = &outs_[at * a.value_dim + d];
+                    low += largest_[at] * Float32::load(part), high += largest_[at] * Float32::load(part + LANES);
+                }
+                BFloat16::store2(a.out + ((tile.row + r) * a.heads + tile.head) * a.value_dim + d, low / total, high / total);
+            }
+        }
+    }
+
+    int64_t rows_, first_chunk_ = 0;  // rows: room for those of all tiles
+    std::vector<RowTile> tiles_;
+    std::unique_ptr<uint32_t[]> q_;
+    std::unique_ptr<float[]> largest_, totals_, outs_;  // (chunks, rows), of outs (chunks, rows, value_dim)
+    alignas(64) float scores_[TILE_ROWS * CHUNK_STRIDE];
+    alignas(64) uint16_t weights_[TILE_ROWS * CHUNK_STRIDE];
+};
+
+constexpr int64_t ITEM_TILES = 16;         // at most
+constexpr int64_t ITEM_BYTES = 4 << 20;    // of weighted values of all chunks
+constexpr int64_t ITEMS_OF_A_THREAD = 4;   // at least, if there are so many tiles
+
+// Keys and values of a sequence in panels. Blocks that the next sequence has at the same positions are not packed again.
 template <class Rows>
 class PackedContext {
   public:
     // For sequences of up to `max_positions`. Everything is allocated here, as nothing may throw inside parallel regions.
     PackedContext(const PagedPrefill &a, int64_t max_positions)
-        : positions_((max_positions + PANEL - 1) / PANEL * PANEL), stride_(positions_ | PANEL),  // never whole pages
-          chunk_rows_((positions_ / CHUNK + 1) * MAX_ROWS),
-          keys_(new uint16_t[a.kv_heads * positions_ * a.key_dim]),
-          values_(new uint16_t[a.kv_heads * positions_ * a.value_dim]),
-          scores_(new float[MAX_ROWS * stride_ * pool_threads()]),
-          weights_(new uint16_t[MAX_ROWS * stride_ * pool_threads()]),
-          chunks_(new float[2 * chunk_rows_ * pool_threads()]) {}
+        : positions_((max_positions + PANEL - 1) / PANEL * PANEL),
+          keys_(new uint16_t[a.kv_heads * positions_ * a.key_dim]), values_(new uint16_t[a.kv_heads * positions_ * a.value_dim]) {
+        int64_t chunks = (positions_ + CHUNK - 1) / CHUNK, tile_bytes = chunks * TILE_ROWS * a.value_dim * int64_t(sizeof(float));
+        item_tiles_ = std::clamp<int64_t>(ITEM_BYTES / tile_bytes, 1, ITEM_TILES);
+        threads_.reserve(pool_threads());
+        for (int threads = pool_threads(); threads > 0; threads--) threads_.emplace_back(a, item_tiles_, chunks);
+    }
 
     void attend(const PagedPrefill &a) {
         pack(a);
-        int64_t tiles = (a.tokens + MAX_ROWS - 1) / MAX_ROWS, group = a.heads / a.kv_heads, buffer = MAX_ROWS * stride_;
-        WorkItems items(a.heads * tiles);
+        int64_t group = a.heads / a.kv_heads, tiles = (a.tokens + TILE_ROWS - 1) / TILE_ROWS * group;
+        int64_t size = std::clamp<int64_t>(tiles * a.kv_heads / (ITEMS_OF_A_THREAD * pool_threads()), 1, item_tiles_);
+        int64_t parts = (tiles + size - 1) / size;
+        WorkItems items(a.kv_heads * parts);
         run_parallel([&](int thread) {
-            float *largest = &chunks_[2 * chunk_rows_ * thread];
-            RowBuffers buffers{&scores_[buffer * thread], &weights_[buffer * thread], stride_, largest, largest + chunk_rows_};
             items.for_each([&](int64_t item, int64_t) {
-                int64_t head = item / tiles, row = (tiles - 1 - item % tiles) * MAX_ROWS;  // the longest first
-                attend_rows(a, head, row, std::min(MAX_ROWS, a.tokens - row), head_of(a, head / group), buffers);
+                int64_t kv_head = item % a.kv_heads, part = parts - 1 - item / a.kv_heads;  // the longest first
+                threads_[thread].attend(a, kv_head, part * size, std::min(tiles, (part + 1) * size), head_of(a, kv_head));
             });
         });
     }
@@ -311,11 +411,9 @@ class PackedContext {
         return std::min(length, block * a.block_size) / PANEL;
     }
 
-    int64_t positions_, stride_, chunk_rows_;
+    int64_t positions_, item_tiles_;
     std::unique_ptr<uint16_t[]> keys_, values_;
-    std::unique_ptr<float[]> scores_;
-    std::unique_ptr<uint16_t[]> weights_;
-    std::unique_ptr<float[]> chunks_;
+    std::vector<TileAttention> threads_;
     const int32_t *block_table_ = nullptr;  // of the packed sequence
     int64_t length_ = 0, first_ = 0;        // its positions and its first packed panel
 };
