@@ -115,11 +115,19 @@ async def test_fields_that_are_not_known_are_named(tmp_path: Path) -> None:
         assert answer.headers["x-quire-ignored-fields"] == "kv_transfer_params.remote_bootstrap_addr"
 
 
-async def test_responses_refuse_the_field(tmp_path: Path) -> None:
-    async with running_server(tmp_path, core()) as server:
-        answer = await server.post("/v1/responses", {"input": "x", "kv_transfer_params": HOLD})
-        assert answer.status_code == 400
-        assert "kv_transfer_params" in answer.text
+async def test_responses_have_the_field(tmp_path: Path) -> None:
+    fake = core()
+    async with running_server(tmp_path, fake) as server:
+        for params in (HOLD, READ):
+            body = {"input": "x", "max_output_tokens": 1, "kv_transfer_params": params}
+            answer = await server.post("/v1/responses", body)
+            assert answer.status_code == 200, answer.text
+        refused = await server.post("/v1/responses", {"input": "x", "kv_transfer_params": HOLD})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "max_output_tokens"
+    held, read = (message for message in fake.received if isinstance(message, AddRequest))
+    assert held.is_held
+    assert read.remote is not None
 
 
 async def test_messages_have_the_field(tmp_path: Path) -> None:
