@@ -20,9 +20,9 @@ from statistics import median
 from typing import Any
 
 import httpx
-import psutil
 import uvloop
 
+from benchmarks.processes import memory_of
 from quire.app.bench.server_process import serve_command, started_server
 from quire.app.bench.startup import free_port, spread_of, usage_of, wait_until_ready
 
@@ -73,7 +73,7 @@ def _measured(options: argparse.Namespace, count: int) -> dict[str, float]:
         begun = usage_of(process.pid)["cpu_s"]
         renders = uvloop.run(_renders_per_second(port, options.connections, options.renders))
         cpu = (usage_of(process.pid)["cpu_s"] - begun) / options.renders
-        memory = _memory(process.pid)
+        memory = memory_of(process.pid)
         streams = [_seconds_of_stream(client, options.tokens) for _ in range(3)]
     figures = {"ready_s": ready, "memory_mb": memory, "renders_per_s": renders, "stream_s": min(streams)}
     return {**figures, "cpu_ms_per_render": 1000 * cpu}
@@ -109,12 +109,6 @@ def _seconds_of_stream(client: httpx.Client, tokens: int) -> float:
     body = {"prompt": "Hello", "max_tokens": tokens, "ignore_eos": True, "stream": True, "temperature": 0}
     client.post("/v1/completions", json=body, timeout=_TIMEOUT).raise_for_status()
     return time.perf_counter() - begun
-
-
-def _memory(pid: int) -> float:
-    """MiB of a process and its children."""
-    server = psutil.Process(pid)
-    return sum(process.memory_full_info().pss for process in (server, *server.children(recursive=True))) / 2**20
 
 
 def _parsed() -> argparse.Namespace:

@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+import psutil
+
 _STOP_SECONDS = 20
 # It reads a line if the server has been stopped, and the end of the file if the process that wrote to it has died.
 _STOP_ORPHAN = """
@@ -29,6 +31,12 @@ def session_seconds(session: int) -> float:
             fields = path.read_text(encoding="utf-8").rpartition(")")[2].split()
             ticks += int(fields[_USER]) + int(fields[_SYSTEM]) if int(fields[_SESSION]) == session else 0
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def memory_of(pid: int) -> float:
+    """Return the MiB of a process and its children; pages that they share are counted once."""
+    server = psutil.Process(pid)
+    return sum(process.memory_full_info().pss for process in (server, *server.children(recursive=True))) / 2**20
 
 
 def busy_seconds() -> float:

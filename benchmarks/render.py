@@ -17,8 +17,8 @@ from statistics import median
 from typing import Any
 
 import httpx
-import psutil
 
+from benchmarks.processes import memory_of
 from quire.app.bench.server_process import serve_command, started_server
 from quire.app.bench.startup import free_port, spread_of, usage_of, wait_until_ready
 
@@ -64,7 +64,7 @@ def _measured(command: str, model: str, renders: int) -> dict[str, float]:
         ready = time.perf_counter() - started
         cpu = usage_of(process.pid)["cpu_s"]
         speed = _renders_per_second(client, renders)
-        return {"ready_s": ready, "cpu_s": cpu, "memory_mb": _memory(process.pid), "renders_per_s": speed}
+        return {"ready_s": ready, "cpu_s": cpu, "memory_mb": memory_of(process.pid), "renders_per_s": speed}
 
 
 def _renders_per_second(client: httpx.Client, count: int) -> float:
@@ -76,12 +76,6 @@ def _renders_per_second(client: httpx.Client, count: int) -> float:
         message = {"role": "user", "content": f"Question {number}: " + "what is the weather like in spring? " * 25}
         client.post("/v1/chat/completions/render", json={"messages": [message]}).raise_for_status()
     return count / (time.perf_counter() - begun)
-
-
-def _memory(pid: int) -> float:
-    """MiB of a process and its children."""
-    server = psutil.Process(pid)
-    return sum(process.memory_full_info().pss for process in (server, *server.children(recursive=True))) / 2**20
 
 
 def _parsed() -> argparse.Namespace:

@@ -28,7 +28,6 @@ from quire.serving.siblings import OtherProcesses
 logger = logging.getLogger(__name__)
 _PATIENCE = 2.0  # seconds for an answer; without one, what was known before counts
 _HEEDING = 30.0  # seconds for what has to be done before the answer
-_MOST = 64 << 20  # bytes of an answer
 
 
 class TellNotice(msgspec.Struct, frozen=True, tag="notice"):
@@ -108,8 +107,8 @@ class Siblings(OtherProcesses, EngineSiblings):
     async def metrics(self) -> list[Metric]:
         """Return the metrics of all front ends, added up, those included that have ended."""
         answers = await self._ask_all(AskMetrics(), _PATIENCE)
-        own = self._front_end
-        here = ProcessDump.of(own.identity, own.index, self._metrics.collect())
+        front_end = self._front_end
+        here = ProcessDump.of(front_end.identity, front_end.index, self._metrics.collect())
         kept = self._dump()
 
         def merge() -> list[Metric]:
@@ -119,8 +118,8 @@ class Siblings(OtherProcesses, EngineSiblings):
         return await asyncio.to_thread(merge)
 
     def _dump(self) -> ProcessDump:
-        own = self._front_end
-        return ProcessDump.of(own.identity, own.index, self._metrics.of_this_process())
+        front_end = self._front_end
+        return ProcessDump.of(front_end.identity, front_end.index, self._metrics.of_this_process())
 
     def _keep(self, dumps: Sequence[ProcessDump]) -> list[ProcessDump]:
         """Keep the dumps of processes for the time after their end, and return those of processes that have ended.
@@ -145,14 +144,14 @@ class Siblings(OtherProcesses, EngineSiblings):
 
     async def _ask_all(self, question: _Question, seconds: float) -> list[bytes]:
         """Ask all others; returns the answers of those that are there, and answer in time."""
-        own = self._front_end
-        asked = [self._ask(index, question, seconds) for index in range(own.count) if index != own.index]
+        front_end = self._front_end
+        asked = [self._ask(index, question, seconds) for index in range(front_end.count) if index != front_end.index]
         return [answer for answer in await asyncio.gather(*asked) if answer is not None]
 
     async def _ask(self, index: int, question: _Question, seconds: float) -> bytes | None:
         with suppress(OSError, TimeoutError, EOFError):  # it has ended, or does not serve yet
             async with asyncio.timeout(seconds):
-                reader, writer = await asyncio.open_unix_connection(self._socket_of(index), limit=_MOST)
+                reader, writer = await asyncio.open_unix_connection(self._socket_of(index))
                 try:
                     writer.write(msgspec.msgpack.encode(question))
                     writer.write_eof()

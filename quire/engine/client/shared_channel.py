@@ -184,8 +184,8 @@ class SharedCoreChannel(CoreChannel):
     def _welcome(self, identity: bytes) -> None:
         """Take in a front end, in place of one with the same number, and tell it what the others know."""
         number = identity.partition(b".")[0]
-        for other in [other for other in self._front_ends if other.partition(b".")[0] == number]:
-            self._forget(other)
+        for replaced in [known for known in self._front_ends if known.partition(b".")[0] == number]:
+            self._forget(replaced)
         self._front_ends[identity] = None
         self._send(identity, self._state)
         if self._ready is not None:

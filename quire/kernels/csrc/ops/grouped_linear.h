@@ -351,7 +351,7 @@ class DecodedScales {
             Float32::store2(out, rows.load(group, 0), rows.load(group, 1));
     }
     const GroupedWeight &w_;
-    int64_t size_;                   // floats of the scales of a panel
+    int64_t size_;                  // floats of the scales of a panel
     std::vector<int64_t> decoded_;  // panels
     std::unique_ptr<float[]> floats_;
 };

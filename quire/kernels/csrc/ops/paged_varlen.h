@@ -136,7 +136,7 @@ class PanelScores {
     // The same of all: of many partial sums the compiler would make code that the processor's caches have no room for.
     // What waits for its other half is in memory.
     INLINE TileSums<rows> sum_in_turns() const {
-        TileSums<rows> waiting[partial_sums == 16 ? 5 : 3];
+        TileSums<rows> waiting[__builtin_ctz(partial_sums) + 1];
         for (int turn = 0; turn < partial_sums; turn++) {
             int begin = 0, level = 0;
             for (int bit = 1; bit < partial_sums; bit *= 2) begin += turn & bit ? partial_sums / (2 * bit) : 0;
@@ -354,9 +354,9 @@ class TileAttention {
     alignas(64) uint16_t weights_[TILE_ROWS * CHUNK_STRIDE];
 };
 
-constexpr int64_t ITEM_TILES = 16;         // at most
-constexpr int64_t ITEM_BYTES = 4 << 20;    // of weighted values of all chunks
-constexpr int64_t ITEMS_OF_A_THREAD = 4;   // at least, if there are so many tiles
+constexpr int64_t ITEM_TILES = 16;        // at most
+constexpr int64_t ITEM_BYTES = 4 << 20;   // of weighted values of all chunks
+constexpr int64_t ITEMS_OF_A_THREAD = 4;  // at least, if there are so many tiles
 
 // Keys and values of a sequence in panels. Blocks that the next sequence has at the same positions are not packed again.
 template <class Rows>
