@@ -296,7 +296,7 @@ LLAMA_RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("arcee", {"mlp_bias": True}),
     "deepseek_v32": (
         "deepseek_v32",
-        {**_MLA, "index_n_heads": 8, "index_head_dim": 16, "index_topk": 24, "num_hidden_layers": 2},
+        {**_MLA, "index_n_heads": 8, "index_head_dim": 32, "index_topk": 24, "num_hidden_layers": 2},
     ),
     "glm_moe_dsa": (
         "glm_moe_dsa",

@@ -32,6 +32,7 @@ constexpr OpEntry REGISTERED = {};
 #include "ops/rms_norm.h"
 #include "ops/run_experts.h"
 #include "ops/sampling.h"
+#include "ops/selected_attention.h"
 #include "ops/selective_scan.h"
 #include "ops/state_space_scan.h"
 #include "ops/streams.h"

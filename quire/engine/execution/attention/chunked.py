@@ -42,11 +42,6 @@ def chunk_sizes(layout: CacheLayout, block_size: int) -> list[int | None]:
     return sizes or [None]
 
 
-def selecting_groups(layout: CacheLayout) -> list[bool]:
-    """Return of each group that grows whether tokens attend to selected ones; of at least one, see `chunk_sizes`."""
-    return [isinstance(group.kind, IndexedCache) for group in layout.growing] or [False]
-
-
 def check_for_devices(layout: CacheLayout) -> None:
     """Check that attention needs nothing that is computed on the host alone.
 
