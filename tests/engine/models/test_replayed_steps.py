@@ -36,6 +36,8 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt_oss": {"num_hidden_layers": 2, "head_dim": 32},
     "deepseek_v2": _LATENT,
     "deepseek_v3": _LATENT,
+    "deepseek_v32": {**_LATENT, "first_k_dense_replace": 1},
+    "glm_moe_dsa": {**_LATENT, "num_hidden_layers": 3},
     "kimi_linear": {**_LATENT, "layer_types": ["linear_attention", "full_attention"]},
     "lfm2_moe": {"num_hidden_layers": 2, **_TWO},
     "granitemoehybrid": {"num_hidden_layers": 2, **_TWO},
@@ -64,6 +66,7 @@ _DEFAULT = (
     ("falcon_h1", "int8"),
     ("gemma3n", "none"),
     ("deepseek_v3", "none"),
+    ("glm_moe_dsa", "none"),
     ("gpt_oss", "none"),
 )
 
