@@ -86,8 +86,10 @@ def select_reference(
         if len(rows) > top_k:
             index_keys = rows[:, first : first + queries.shape[2]]
             scores = (index_keys.float() @ queries[row].float().mT).relu_() @ weights[row]
-            order = scores.sort(descending=True, stable=True).indices
-            positions[row] = order[:top_k].sort().values
+            least = scores.topk(top_k).values[-1]
+            above = scores > least
+            equal = (scores == least).nonzero()[: top_k - int(above.sum())]
+            positions[row] = torch.cat((above.nonzero(), equal)).flatten().sort().values
     return positions
 
 
