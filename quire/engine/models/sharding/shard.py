@@ -115,6 +115,11 @@ def _shard_attention(attn: Attention, rank: int, size: int) -> Attention:
         attention = _shard_attention(attn.attention, rank, size)
         assert isinstance(attention, GroupedQueryAttention)
         return replace(attn, attention=attention, recurrence=attn.recurrence.divided(size))
+    if isinstance(attn, BlockBeforeRecurrence):
+        attention = _shard_attention(attn.attention, rank, size)
+        assert isinstance(attention, GroupedQueryAttention)
+        ffn = replace(attn.ffn, size=attn.ffn.size // size)
+        return replace(attn, attention=attention, ffn=ffn, recurrence=attn.recurrence.divided(size))
     assert isinstance(attn, _DivisibleAttention)
     heads = attn.heads // size
     if isinstance(attn, LatentAttention):
@@ -189,15 +194,16 @@ def _problem(spec: DecoderSpec, size: int, expert_parallel: bool) -> str | None:
     if size == 1:
         return None
     for layer in dict.fromkeys(spec.layers):
-        for problem in (_attention_problem(layer, size), _feed_forward_problem(layer.ffn, size, expert_parallel)):
+        ffn = layer.attn.ffn if isinstance(layer.attn, BlockBeforeRecurrence) else layer.ffn
+        for problem in (_attention_problem(layer, size), _feed_forward_problem(ffn, size, expert_parallel)):
             if problem is not None:
                 return problem
     return None
 
 
 def _attention_of(layer: Layer) -> Attention:
-    """What a layer has in the place of attention, without a recurrence beside it."""
-    return layer.attn.attention if isinstance(layer.attn, SideBySide) else layer.attn
+    """What a layer has in the place of attention, without a recurrence beside it or behind it."""
+    return layer.attn.attention if isinstance(layer.attn, SideBySide | BlockBeforeRecurrence) else layer.attn
 
 
 def _attention_problem(layer: Layer, size: int) -> str | None:
