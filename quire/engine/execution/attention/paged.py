@@ -147,13 +147,21 @@ class PagedAttention(StepAttention):
         """Write keys and values to the pages; returns the queries with as many elements as keys have there."""
         if cache.shape.is_padded:
             # Zeros change no sum, and pages of other sizes are read by torch, whose order of sums depends on the step.
-            key_dim = cache.shape.key_elements
-            q, k = (pad_rows(rows, key_dim) for rows in (q, k))
+            q = pad_rows(q, cache.shape.key_elements)
+        self._write(cache, k, v, params)
+        return q
+
+    def _write(self, cache: LayerCache, k: Tensor, v: Tensor | None, params: AttentionParams) -> None:
+        if cache.shape.is_padded:
+            k = pad_rows(k, cache.shape.key_elements)
             v = None if v is None else pad_rows(v, cache.shape.value_elements)
         slots = self.groups[cache.group].slots
         scales = params.key_scale, params.value_scale, params.head_scales
         write_pages(cache.keys, cache.values, slots, k, v, *scales)
-        return q
+
+    @override
+    def store(self, layer: int, k: Tensor, v: Tensor) -> None:
+        self._write(self.layers[layer], k, v, AttentionParams(1.0))
 
     @override
     def selected(

@@ -161,6 +161,14 @@ class Selection:
     positions: SelectedPositions
 
 
+@dataclass(frozen=True, slots=True)
+class KeysAndValues:
+    """What a layer has stored of the tokens of a step: (tokens, kv_heads, dim) each."""
+
+    keys: Tensor
+    values: Tensor
+
+
 class StepAttention(Protocol):
     """The attention of one step: stores a layer's new keys and values, then attends to all of a sequence's."""
 
@@ -232,6 +240,10 @@ class StepAttention(Protocol):
     ) -> Tensor:
         """Attend to what an earlier layer of the step has stored; arguments and result: see `__call__`."""
         raise AssertionError(f"layer {layer} has no cache that several layers read ({type(self).__name__})")
+
+    def store(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Store keys and values that a layer of an earlier pipeline stage has computed; see `__call__`."""
+        raise AssertionError(f"layer {layer} has no cache ({type(self).__name__})")
 
     def of_logits_rows(self) -> StepAttention | None:
         """Return the attention of the rows `logits_indices` alone, for layers that store nothing.

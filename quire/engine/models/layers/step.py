@@ -9,6 +9,7 @@ from torch import Tensor
 from quire.engine.models.layers.inputs import (
     NO_LORA,
     ItemEmbeddings,
+    KeysAndValues,
     LoRAIds,
     SelectedPositions,
     StepAttention,
@@ -68,6 +69,7 @@ class StepContext:
         positions: see `ModelInputs`.
         embedded: (tokens, hidden) the input of the first layer, in models with other layers that read it.
         layer_inputs: (tokens, layers * size) the inputs of layers, see `LayerEmbeddings`; None: they have none.
+        stored: by the index of a layer's cache, the keys and values that layers of later pipeline stages read.
     """
 
     ropes: dict[Rope, CosSin]
@@ -87,6 +89,7 @@ class StepContext:
     positions: Tensor | None = None
     embedded: Tensor | None = None
     layer_inputs: Tensor | None = None
+    stored: dict[int, KeysAndValues] = field(default_factory=dict)
 
     def of_logits_rows(self, attend: StepAttention) -> StepContext:
         """The step of the rows `logits_indices` alone, for layers that keep nothing of a sequence.
