@@ -81,6 +81,31 @@ def within_chunks(attend: QueryAttention, size: int, block_size: int) -> QueryAt
     raise AssertionError(f"{type(attend).__name__} is not divided into chunks")
 
 
+class ChunkMemory:
+    """Memory for the spans within chunks of a step, at the same addresses in all steps: so calls can be replayed."""
+
+    def __init__(self, spans: int, blocks: int) -> None:
+        """`spans`: of a step, at most; `blocks`: those of a chunk."""
+        self._tables = torch.zeros(spans, blocks, dtype=torch.int32)
+        self._lengths = torch.zeros(spans, dtype=torch.int64)
+        self._counts = torch.zeros(2 + spans, dtype=torch.int64)
+
+    def keep(self, attend: QueryAttention) -> QueryAttention:
+        """Return the same attention, which reads this memory."""
+        match attend:
+            case DecodeTokens(tables=tables, lengths=lengths):
+                return DecodeTokens(*self._put(tables, lengths))
+            case VarlenSpans(metadata=metadata):
+                counts = self._counts[: len(metadata.counts)].copy_(metadata.counts)
+                return VarlenSpans(AttentionMetadata(*self._put(metadata.block_tables, metadata.seq_lens), counts))
+        raise AssertionError(f"{type(attend).__name__} is not replayed")
+
+    def _put(self, tables: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        kept = self._tables[: len(tables)]
+        kept[:, : tables.shape[1]] = tables
+        return kept, self._lengths[: len(lengths)].copy_(lengths)
+
+
 class _Part(NamedTuple):
     """The queries of a span that are in one chunk.
 
