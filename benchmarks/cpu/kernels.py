@@ -50,7 +50,12 @@ PREFILLS = (  # tokens at the end of so many positions, heads, kv_heads, dim
     (512, 32768, 16, 8, 64),
 )
 SELECTED = ((1, 4096), (1, 32768), (16, 4096), (16, 32768))  # tokens at the end of so many positions
-INDEXER, LATENT, SELECTED_HEADS, TOP_K = (32, 128), (576, 512), 64, 2048  # GLM-5's; DeepSeek V3.2 has twice as many heads
+INDEXER, LATENT, SELECTED_HEADS, TOP_K = (
+    (32, 128),
+    (576, 512),
+    64,
+    2048,
+)  # GLM-5's; DeepSeek V3.2 has twice as many heads
 BLOCK = 16
 # Inputs and outputs of SmolLM2-135M, Qwen3-0.6B and Qwen3-4B: queries, keys and values; gate and up; down.
 GROUPED_SHAPES = (

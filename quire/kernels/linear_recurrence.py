@@ -67,7 +67,9 @@ def reference(
 ) -> Tensor:
     """`gated_linear_recurrence` in torch."""
     # Sigmoids of torch's own have other last bits at the end of a tensor on CPUs.
-    input_gate, decay_gate = (1 / (1 + (-gates).exp())).unflatten(1, (-1, 2, block)).transpose(1, 2).flatten(2).unbind(1)
+    input_gate, decay_gate = (
+        (1 / (1 + (-gates).exp())).unflatten(1, (-1, 2, block)).transpose(1, 2).flatten(2).unbind(1)
+    )
     log_decay = decay_gate * -rate
     unwritten = (1 - (2 * log_decay).exp()).sqrt()
     written = x.float() * input_gate * unwritten.masked_fill(positions[:, None] == 0, 1.0)

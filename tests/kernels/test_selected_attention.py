@@ -144,9 +144,7 @@ def test_captured_calls_take_other_tokens() -> None:
 
     def compute(count: int) -> None:
         places = TokenPlaces(tables[:count], lengths[:count])
-        positions = select_positions(
-            queries[:count], weights[:count], pages.keys, places, pages.key_dim, 24, 1.0
-        )
+        positions = select_positions(queries[:count], weights[:count], pages.keys, places, pages.key_dim, 24, 1.0)
         out = attend_selected(q[:count], pages.keys, pages.values, places, positions, pages.key_dim, PARAMS)
         copy_rows(out, result[:count])
 

@@ -81,7 +81,9 @@ class NativeAttention(AttentionBackend):
             all_rows, logits_rows = (within_chunks(attend, size, block_size) for attend in (all_rows, logits_rows))
         memory = self._memory[index]
         if memory is not None and inputs.static and not isinstance(all_rows, SequentialRanges):
-            all_rows, logits_rows = (each.keep(attend) for each, attend in zip(memory, (all_rows, logits_rows), strict=True))
+            all_rows, logits_rows = (
+                each.keep(attend) for each, attend in zip(memory, (all_rows, logits_rows), strict=True)
+            )
         return GroupAttention(inputs.groups[index].slots, all_rows, logits_rows, self._places(inputs, index))
 
     def _places(self, inputs: StepInputs, index: int) -> TokenPlaces | None:

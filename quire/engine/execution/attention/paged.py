@@ -48,7 +48,6 @@ class DecodeTokens(QueryAttention):
         return paged_decode(q, cache.keys, cache.values, self.tables, self.lengths, params)
 
 
-
 @dataclass(frozen=True, slots=True)
 class VarlenSpans(QueryAttention):
     """Spans of any length, all in one call. `visible`: see `VisibleRanges.bounds`."""
@@ -60,7 +59,6 @@ class VarlenSpans(QueryAttention):
     def __call__(self, q: Tensor, cache: LayerCache, params: AttentionParams) -> Tensor:
         visible = None if params.is_causal else self.visible
         return paged_varlen(q, cache.keys, cache.values, self.metadata, params, visible)
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,6 @@ class PrefillSpan(QueryAttention):
         return paged_prefill(q, cache.keys, cache.values, self.table, self.length, params, visible)
 
 
-
 @dataclass(frozen=True, slots=True)
 class SequentialRanges(QueryAttention):
     """Consecutive ranges [begin, end) of the step's tokens, one call each."""
@@ -91,7 +88,6 @@ class SequentialRanges(QueryAttention):
     def __call__(self, q: Tensor, cache: LayerCache, params: AttentionParams) -> Tensor:
         out = [attend(q[begin:end], cache, params) for begin, end, attend in self.ranges]
         return out[0] if len(out) == 1 else torch.cat(out)
-
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,9 @@ class PassedColumns:
         hidden, inputs, *parts = joined.split(self._sizes(), 1)
         stored = dict[int, KeysAndValues]()
         for index, (source, shape) in enumerate(self.stored.items()):
-            keys, values = (part.contiguous().unflatten(1, (shape.heads, -1)) for part in parts[2 * index : 2 * index + 2])
+            keys, values = (
+                part.contiguous().unflatten(1, (shape.heads, -1)) for part in parts[2 * index : 2 * index + 2]
+            )
             stored[source] = KeysAndValues(keys, values)
         return PassedValues(hidden.contiguous(), inputs.contiguous() if self.inputs else None, stored)
 
