@@ -6,18 +6,19 @@ A token is computed from the positions up to its own: its bits do not depend on 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from quire.kernels import native
+from quire.kernels import gpu, native
 from quire.kernels.capture import empty, split_heads
 from quire.kernels.copy_rows import dense_heads
 from quire.kernels.int8_pages import scale_bytes
-from quire.kernels.paged_attention import AttentionParams, page_rows, supports_pages
-from quire.kernels.write_pages import page_dim, supports_rows
+from quire.kernels.paged_attention import AttentionParams, attend_singles, page_rows, supports_pages
+from quire.kernels.write_pages import page_dim, supports_rows, triton_supports
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +29,18 @@ class TokenPlaces:
         tables: (sequences, blocks) int32 block tables.
         lengths: (tokens,) int64 the positions of its sequence up to each token's own.
         sequences: (tokens,) int64 the row of the tables of each token; None: each has its own.
+        max_len: no length is larger, on a GPU; elsewhere it is not read.
     """
 
     tables: Tensor
     lengths: Tensor
     sequences: Tensor | None = None
+    max_len: int = 0
 
     def of_rows(self, rows: Tensor) -> TokenPlaces:
         """Return the places of some of the tokens. `rows`: (n,) int64."""
-        return TokenPlaces(self.tables, self.lengths[rows], rows if self.sequences is None else self.sequences[rows])
+        sequences = rows if self.sequences is None else self.sequences[rows]
+        return TokenPlaces(self.tables, self.lengths[rows], sequences, self.max_len)
 
 
 def select_positions(
@@ -58,6 +62,13 @@ def select_positions(
     Returns:
         (tokens, top_k) int32; those behind the number of a token's positions are undefined.
     """
+    if _runs_on_gpu(queries, keys):
+        from quire.kernels.triton import selected_attention as kernel
+
+        if kernel.supports(keys, first, queries.shape[2]):
+            tables, sequences, lengths = places.tables, places.sequences, places.lengths
+            sizes = {"max_len": places.max_len, "first": first, "top_k": top_k}
+            return kernel.select_positions(queries, weights, keys, tables, sequences, lengths, **sizes)
     dim, is_int8 = queries.shape[2], keys.dtype is torch.int8
     fits = keys.shape[0] == 1 and dim % native.ATTENTION_VECTOR_WIDTH == 0 and dim <= native.MAX_DIM
     fits = fits and not (is_int8 and first % native.ATTENTION_VECTOR_WIDTH)
@@ -82,7 +93,7 @@ def select_reference(
 ) -> Tensor:
     """`select_positions` in torch."""
     positions = torch.arange(top_k, dtype=torch.int32, device=queries.device).repeat(len(queries), 1)
-    for row, rows in _rows(keys, places, key_scale):
+    for row, rows in _rows(keys, places, queries.dtype, key_scale):
         if len(rows) > top_k:
             index_keys = rows[:, first : first + queries.shape[2]]
             scores = (index_keys.float() @ queries[row].float().mT).relu_() @ weights[row]
@@ -116,6 +127,8 @@ def attend_selected(
     Returns:
         (tokens, heads, elements of a value in the pages).
     """
+    if _runs_on_gpu(q, keys):
+        return _attend_to_rows(q, keys, values, places, positions, key_dim, params)
     if not (keys.shape[0] == 1 and supports_pages(keys, values) and supports_rows(keys, values, q)):
         return attend_reference(q, keys, values, places, positions, params)
     if key_dim % native.ATTENTION_VECTOR_WIDTH == 0:
@@ -136,6 +149,36 @@ def attend_selected(
     return out
 
 
+def _runs_on_gpu(x: Tensor, pages: Tensor) -> bool:
+    return gpu.supports(x, pages) and triton_supports(pages, pages)
+
+
+def _attend_to_rows(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    places: TokenPlaces,
+    positions: Tensor,
+    key_dim: int,
+    params: AttentionParams,
+) -> Tensor:
+    """Attend on a GPU: the rows of selected positions are pages of one row, in the block tables of single tokens."""
+    (block, row), size = keys.stride()[1:3], keys.shape[2]
+    unit = math.gcd(block, row)
+    blocks = (positions // size).long().clamp(max=places.tables.shape[1] - 1)
+    if places.sequences is None:
+        tables = places.tables.gather(1, blocks)
+    else:
+        tables = places.tables[places.sequences[:, None], blocks]
+    rows = tables * (block // unit) + positions % size * (row // unit)
+    lengths = places.lengths.clamp(max=positions.shape[1])
+    pages = [
+        part.as_strided((1, 1, 1, part.shape[3]), (part.stride(0), unit, row, 1), part.storage_offset())
+        for part in (_first_elements(keys, key_dim), values)
+    ]
+    return attend_singles(q[..., :key_dim], *pages, rows.int(), lengths, positions.shape[1], params)
+
+
 def _first_elements(pages: Tensor, dim: int) -> Tensor:
     """The first elements of the rows of pages, with their scales."""
     if pages.dtype is not torch.int8:
@@ -150,21 +193,23 @@ def attend_reference(
     """`attend_selected` in torch."""
     value_dim = page_dim(values)
     out = q.new_empty((*q.shape[:2], value_dim))
-    for row, rows in _rows(keys, places, params.key_scale):
+    for row, rows in _rows(keys, places, q.dtype, params.key_scale):
         seen = rows[positions[row, : min(len(rows), positions.shape[1])].long()].float()
         weights = ((q[row].float() @ seen.mT) * params.scale).softmax(-1)
         out[row] = (weights @ seen[:, :value_dim]).to(q.dtype)
     return out
 
 
-def _rows(keys: Tensor, places: TokenPlaces, key_scale: float) -> Iterator[tuple[int, Tensor]]:
-    """Yield each token with the cached keys (positions, dim) up to its own; neighbours of a sequence share them."""
+def _rows(keys: Tensor, places: TokenPlaces, dtype: torch.dtype, key_scale: float) -> Iterator[tuple[int, Tensor]]:
+    """Yield each token with the cached keys (positions, dim) up to its own, in a dtype if they are stored in another.
+
+    Neighbours of a sequence share them.
+    """
     sequences = list(range(len(places.lengths))) if places.sequences is None else places.sequences.tolist()
     for sequence, group in itertools.groupby(
         zip(sequences, enumerate(places.lengths.tolist()), strict=False), lambda item: item[0]
     ):
         tokens = [token for _, token in group]
         blocks = places.tables[sequence, : -(-max(length for _, length in tokens) // keys.shape[2])]
-        dtype = torch.float32 if keys.dtype in (torch.int8, torch.float8_e4m3fn) else keys.dtype
         rows = page_rows(keys, blocks, dtype, key_scale)[0]
         yield from ((token, rows[:length]) for token, length in tokens)

@@ -21,7 +21,7 @@ from quire.engine.execution.attention.paged import (
 )
 from quire.engine.execution.cache_layout import CacheLayout
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.models.specs.cache import ChunkCache, IndexedCache
+from quire.engine.models.specs.cache import ChunkCache
 from quire.kernels.paged_attention import AttentionMetadata
 
 
@@ -46,15 +46,9 @@ def check_for_devices(layout: CacheLayout) -> None:
     """Check that attention needs nothing that is computed on the host alone.
 
     Raises:
-        UnsupportedModel: tokens attend within chunks, of which a sequence may have several, or to selected tokens.
+        UnsupportedModel: tokens attend within chunks, of which a sequence may have several.
     """
     for group in layout.growing:
-        if isinstance(group.kind, IndexedCache):
-            top_k = group.kind.top_k
-            raise UnsupportedModel(
-                f"attention to {top_k} selected tokens is not supported by this device in longer contexts: "
-                f"--max-model-len must be at most {top_k}"
-            )
         if isinstance(group.kind, ChunkCache):
             size = group.kind.size
             raise UnsupportedModel(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from quire.engine.execution.cache_layout import CacheLayout
+from quire.engine.execution.inputs import DeviceMetadata
 from quire.engine.models.specs.cache import IndexedCache
 from quire.kernels.selected_attention import TokenPlaces
 
@@ -35,3 +36,31 @@ def places_of_spans(tables: Tensor, lengths: Sequence[int], counts: Sequence[int
         torch.arange(length - count + 1, length + 1) for length, count in zip(lengths, counts, strict=True) if count > 0
     ]
     return TokenPlaces(tables, torch.cat(seen), torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)))
+
+
+def places_on_device(metadata: DeviceMetadata, tokens: int, top_k: int) -> TokenPlaces | None:
+    """Return the places of the tokens of a step on a GPU; None: no token has more than `top_k`.
+
+    Args:
+        metadata: generated tokens, then spans of prompts.
+        tokens: number of all tokens.
+        top_k: number of tokens that are selected.
+    """
+    longest, singles, spans = metadata.max_seq_len, metadata.singles, metadata.spans
+    if longest <= top_k:
+        return None
+    count, device = len(singles.seq_lens), singles.seq_lens.device
+    if not len(spans.seq_lens):
+        return TokenPlaces(singles.block_tables, singles.seq_lens, max_len=longest)
+    starts = metadata.query_starts.long()
+    rows = torch.arange(len(spans.seq_lens), device=device).repeat_interleave(
+        starts.diff(), output_size=tokens - count
+    )
+    ends = starts[1:][rows] - starts[0]
+    seen = spans.seq_lens.long()[rows] - (ends - 1 - torch.arange(tokens - count, device=device))
+    return TokenPlaces(
+        torch.cat((singles.block_tables, spans.block_tables)),
+        torch.cat((singles.seq_lens.long(), seen)),
+        torch.cat((torch.arange(count, device=device), rows + count)),
+        longest,
+    )

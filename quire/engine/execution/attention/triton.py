@@ -12,6 +12,7 @@ from typing_extensions import override
 from quire.engine.execution.attention.backend import AttentionBackend, PreparedAttention
 from quire.engine.execution.attention.cross_attention import PagedCrossAttention
 from quire.engine.execution.attention.paged import GroupAttention, PagedAttention, QueryAttention
+from quire.engine.execution.attention.selected import places_on_device, selected_counts
 from quire.engine.execution.cache import KVCache
 from quire.engine.execution.cache_layout import LayerCache
 from quire.engine.execution.inputs import CrossAttentionInputs, DeviceMetadata, StepInputs
@@ -57,17 +58,19 @@ class TritonAttention(AttentionBackend):
 
     def __init__(self, cache: KVCache) -> None:
         self._layers = cache.layers
+        self._selected = selected_counts(cache.layout)
 
     @override
     def prepare(self, inputs: StepInputs) -> PreparedAttention:
         groups, visible = list[GroupAttention](), inputs.visible
         bounds = None if visible is None else visible.bounds
-        for group in inputs.groups:
+        for group, top_k in zip(inputs.groups, self._selected, strict=True):
             metadata = group.attention
             assert isinstance(metadata, DeviceMetadata), "the inputs were built for another backend"
             rows = SingleQueries(metadata.logits.block_tables, metadata.logits.seq_lens, metadata.max_seq_len)
             logits_rows = None if visible is not None and visible.precedes_windows else rows
-            groups.append(GroupAttention(group.slots, StepQueries(metadata, bounds), logits_rows))
+            places = None if top_k is None else places_on_device(metadata, inputs.num_tokens, top_k)
+            groups.append(GroupAttention(group.slots, StepQueries(metadata, bounds), logits_rows, places))
         attend = PagedAttention(self._layers, groups, inputs.model.logits_indices)
         cross = None if inputs.cross is None else _cross(self._layers, inputs.cross)
         return PreparedAttention(attend, inputs.static, cross)
