@@ -21,6 +21,11 @@ from quire.kernels.paged_attention import AttentionParams, attend_singles, page_
 from quire.kernels.write_pages import page_dim, supports_rows, triton_supports
 
 
+_SLICE_RESULTS = 32 << 20  # elements of partial results that a GPU keeps at a time, 128 MiB
+_SPLITS = 4  # of the positions of a token, about
+SELECTION_BYTES = 384 << 20  # of a GPU's memory for scores, partial results and tables of some tokens at a time
+
+
 @dataclass(frozen=True, slots=True)
 class TokenPlaces:
     """Where the tokens of a step are.
@@ -176,7 +181,14 @@ def _attend_to_rows(
         part.as_strided((1, 1, 1, part.shape[3]), (part.stride(0), unit, row, 1), part.storage_offset())
         for part in (_first_elements(keys, key_dim), values)
     ]
-    return attend_singles(q[..., :key_dim], *pages, rows.int(), lengths, positions.shape[1], params)
+    size = max(1, _SLICE_RESULTS // (_SPLITS * q.shape[1] * page_dim(values)))
+    out = [
+        attend_singles(part, *pages, tables, length, positions.shape[1], params)
+        for part, tables, length in zip(
+            q[..., :key_dim].split(size), rows.int().split(size), lengths.split(size), strict=True
+        )
+    ]
+    return out[0] if len(out) == 1 else torch.cat(out)
 
 
 def _first_elements(pages: Tensor, dim: int) -> Tensor:

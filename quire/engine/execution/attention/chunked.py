@@ -21,7 +21,7 @@ from quire.engine.execution.attention.paged import (
 )
 from quire.engine.execution.cache_layout import CacheLayout
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.models.specs.cache import ChunkCache
+from quire.engine.models.specs.cache import ChunkCache, IndexedCache
 from quire.kernels.paged_attention import AttentionMetadata
 
 
@@ -42,19 +42,27 @@ def chunk_sizes(layout: CacheLayout, block_size: int) -> list[int | None]:
     return sizes or [None]
 
 
-def check_for_devices(layout: CacheLayout) -> None:
-    """Check that attention needs nothing that is computed on the host alone.
+def check_for_libraries(layout: CacheLayout, backend: str) -> None:
+    """Check that attention needs nothing that Quire's kernels alone compute.
+
+    Args:
+        layout: that of the cache.
+        backend: value of --attention-backend.
 
     Raises:
-        UnsupportedModel: tokens attend within chunks, of which a sequence may have several.
+        UnsupportedModel: tokens attend within chunks, of which a sequence may have several, or to selected tokens.
     """
     for group in layout.growing:
-        if isinstance(group.kind, ChunkCache):
-            size = group.kind.size
-            raise UnsupportedModel(
-                f"attention in chunks of {size} tokens is not supported by this device behind the first chunk: "
-                f"--max-model-len must be at most {size}"
-            )
+        match group.kind:
+            case IndexedCache(top_k=limit):
+                what = f"attention to {limit} selected tokens is not supported in longer contexts"
+            case ChunkCache(size=limit):
+                what = f"attention in chunks of {limit} tokens is not supported behind the first chunk"
+            case _:
+                continue
+        raise UnsupportedModel(
+            f"{what} with --attention-backend {backend}: use triton, or --max-model-len of at most {limit}"
+        )
 
 
 def within_chunks(attend: QueryAttention, size: int, block_size: int) -> QueryAttention:
@@ -67,7 +75,7 @@ def within_chunks(attend: QueryAttention, size: int, block_size: int) -> QueryAt
     """
     match attend:
         case DecodeTokens(tables=tables, lengths=lengths):
-            return DecodeTokens(*_last_chunks(tables, lengths, size, block_size))
+            return DecodeTokens(*last_chunks(tables, lengths, size, block_size))
         case VarlenSpans(metadata=metadata):
             return VarlenSpans(_divided(metadata, size, block_size))
         case SequentialRanges(ranges=ranges):
@@ -124,11 +132,11 @@ def _split(length: int, count: int, size: int, block_size: int) -> Iterator[_Par
         position = end
 
 
-def _last_chunks(tables: Tensor, lengths: Tensor, size: int, block_size: int) -> tuple[Tensor, Tensor]:
-    """Block tables and lengths of the last chunks of sequences."""
-    starts = (lengths - 1) // size * size
+def last_chunks(tables: Tensor, lengths: Tensor, size: int, block_size: int) -> tuple[Tensor, Tensor]:
+    """Return the block tables and lengths of the last chunks of sequences; those of 0 positions keep their length."""
+    starts = (lengths - 1).clamp(min=0) // size * size
     blocks = min(size // block_size, tables.shape[1])
-    columns = (starts // block_size)[:, None] + torch.arange(blocks)
+    columns = (starts // block_size).long()[:, None] + torch.arange(blocks, device=tables.device)
     return tables.gather(1, columns.clamp(max=tables.shape[1] - 1)), lengths - starts
 
 

@@ -52,15 +52,22 @@ def places_on_device(metadata: DeviceMetadata, tokens: int, top_k: int) -> Token
     count, device = len(singles.seq_lens), singles.seq_lens.device
     if not len(spans.seq_lens):
         return TokenPlaces(singles.block_tables, singles.seq_lens, max_len=longest)
-    starts = metadata.query_starts.long()
-    rows = torch.arange(len(spans.seq_lens), device=device).repeat_interleave(
-        starts.diff(), output_size=tokens - count
-    )
-    ends = starts[1:][rows] - starts[0]
-    seen = spans.seq_lens.long()[rows] - (ends - 1 - torch.arange(tokens - count, device=device))
+    rows, seen = tokens_of_spans(metadata, tokens - count)
     return TokenPlaces(
         torch.cat((singles.block_tables, spans.block_tables)),
         torch.cat((singles.seq_lens.long(), seen)),
         torch.cat((torch.arange(count, device=device), rows + count)),
         longest,
     )
+
+
+def tokens_of_spans(metadata: DeviceMetadata, tokens: int) -> tuple[Tensor, Tensor]:
+    """Return the span of each of the last tokens of a step, and the positions up to its own: (tokens,) int64 each.
+
+    `tokens`: those of all spans.
+    """
+    starts = metadata.query_starts.long()
+    spans = torch.arange(len(starts) - 1, device=starts.device).repeat_interleave(starts.diff(), output_size=tokens)
+    ends = starts[1:][spans] - starts[0]
+    behind = ends - 1 - torch.arange(tokens, device=starts.device)
+    return spans, metadata.spans.seq_lens.long()[spans] - behind
