@@ -20,7 +20,6 @@ from quire.kernels.int8_pages import scale_bytes
 from quire.kernels.paged_attention import AttentionParams, attend_singles, page_rows, supports_pages
 from quire.kernels.write_pages import page_dim, supports_rows, triton_supports
 
-
 _SLICE_RESULTS = 32 << 20  # elements of partial results that a GPU keeps at a time, 128 MiB
 _SPLITS = 4  # of the positions of a token, about
 SELECTION_BYTES = 384 << 20  # of a GPU's memory for scores, partial results and tables of some tokens at a time

@@ -84,7 +84,9 @@ def test_gated_linear_recurrence(dtype: torch.dtype, channels: int, block: int) 
     tokens = sum(LENGTHS)
     x, gates = torch.randn(tokens, 2 * channels).to(dtype)[:, channels:], 3 * torch.randn(tokens, 2 * channels)
     rate, state = torch.logspace(-3, 1, channels), torch.randn(7, channels)
-    positions = torch.cat([torch.arange(begin, begin + length) for begin, length in zip((4, 0, 0, 0, 9), LENGTHS)])
+    positions = torch.cat(
+        [torch.arange(begin, begin + length) for begin, length in zip((4, 0, 0, 0, 9), LENGTHS, strict=True)]
+    )
     arguments = gates, rate, positions
     expected_state, divided_state = state.clone(), state.clone()
     out = linear_recurrence.gated_linear_recurrence(x, *arguments, state, SLOTS, bounds(LENGTHS), block)

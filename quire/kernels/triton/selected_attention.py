@@ -1,7 +1,7 @@
 """Selection of the positions that tokens attend to; the twin of `quire.kernels.selected_attention.select_reference`.
 
-A score is computed in a tile of positions that is fixed in the sequence. The selected positions are those above the k-th
-largest score, which a search over the bits of scores finds: a token's result does not depend on the other tokens.
+A score is computed in a tile of positions that is fixed in the sequence. The selected positions are those above the
+k-th largest score, which a search over the bits of scores finds: a token's result does not depend on the other tokens.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ PIVOTS = tl.constexpr(16)  # values of a digit
 
 @triton.jit(do_not_specialize=["top_k"])
 def index_scores_kernel(
-    queries, weights, keys, key_scales, tables, sequences, lengths, scores, query_row, query_head, weight_row, key_block,
-    key_row, table_row, score_row, top_k,
+    queries, weights, keys, key_scales, tables, sequences, lengths, scores, query_row, query_head, weight_row,
+    key_block, key_row, table_row, score_row, top_k,
     HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr, PAGE_SIZE: tl.constexpr,
     PAGE_TYPE: tl.constexpr, IN_SEQUENCES: tl.constexpr, INTERPRETED: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_H: tl.constexpr,

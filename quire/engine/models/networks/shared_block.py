@@ -31,7 +31,7 @@ class AdaptedLinear(nn.Module):
     """
 
     def __init__(self, base: Linear, rank: int, *parts: Sequence[int]) -> None:
-        """`parts`: outputs of each pair of projections, which may be those of several projections of the common layer."""
+        """`parts`: outputs of each pair of projections, which may be of several projections of the common layer."""
         super().__init__()
         self.base, self.parts = base, base.parts
         self.a = Linear(base.size_in, *(rank for _ in parts))

@@ -34,7 +34,7 @@ GRAPHS: dict[str, Any] = {"max_num_batched_tokens": 16, "cudagraph_capture_sizes
     ],
 )
 def test_tokens_equal_those_of_the_reference_device(case: str, options: dict[str, Any], tmp_path: Path) -> None:
-    """In chunks of prompts beside sequences that decode, padded to one size, with prefix hits; layers share selections."""
+    """In chunks of prompts beside sequences that decode, padded to one size, with prefix hits."""
     model = make_model(case, **SHAPES[case])
     folder = save_model(model, tmp_path)
     reference = Engine(folder, model=ModelOptions(device="reference"), block_size=4, enable_prefix_caching=False)
