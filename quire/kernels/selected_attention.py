@@ -176,13 +176,13 @@ def _attend_to_rows(
         tables = places.tables[places.sequences[:, None], blocks]
     rows = tables * (block // unit) + positions % size * (row // unit)
     lengths = places.lengths.clamp(max=positions.shape[1])
-    pages = [
+    key_rows, value_rows = (
         part.as_strided((1, 1, 1, part.shape[3]), (part.stride(0), unit, row, 1), part.storage_offset())
         for part in (_first_elements(keys, key_dim), values)
-    ]
+    )
     size = max(1, _SLICE_RESULTS // (_SPLITS * q.shape[1] * page_dim(values)))
     out = [
-        attend_singles(part, *pages, tables, length, positions.shape[1], params)
+        attend_singles(part, key_rows, value_rows, tables, length, positions.shape[1], params)
         for part, tables, length in zip(
             q[..., :key_dim].split(size), rows.int().split(size), lengths.split(size), strict=True
         )

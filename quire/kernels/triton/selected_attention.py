@@ -134,8 +134,9 @@ def select_positions(
     for begin in range(0, len(queries), size):
         part = slice(begin, begin + size)
         scores = torch.empty((len(lengths[part]), max_len), dtype=torch.float32, device=queries.device)
-        places = (tables[part], None) if sequences is None else (tables, sequences[part])
-        _score(queries[part], weights[part], keys, *places, lengths[part], scores, first, top_k)
+        of_tokens = tables[part] if sequences is None else tables
+        rows = None if sequences is None else sequences[part]
+        _score(queries[part], weights[part], keys, of_tokens, rows, lengths[part], scores, first, top_k)
         choose_positions_kernel[(len(scores),)](
             scores, lengths[part], positions[part], scores.stride(0), top_k, BLOCK=_BLOCK, num_warps=4
         )
