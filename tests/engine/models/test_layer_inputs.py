@@ -84,7 +84,6 @@ def test_tokens_do_not_depend_on_preemption(folder_of: FolderOf) -> None:
             ("gemma3n", {"pipeline_parallel_size": 4}),
         ],
         ("gemma4", {"tensor_parallel_size": 2}),
-        ("gemma4", {"pipeline_parallel_size": 4}),
         ("gemma3n", {"pipeline_parallel_size": 2}),
     ),
 )

@@ -15,6 +15,7 @@ from quire.kernels.selected_attention import (
     select_reference,
 )
 from tests.kernels.triton.cached import KEY_SCALE, PAGES, TOLERANCE, Cached, cache
+from tests.support.variants import slow_but
 
 KEY_DIM, VALUE_DIM, INDEX_DIM, HEADS = 64, 32, 32, 3
 LENGTHS = [70, 0, 200, 5]
@@ -41,8 +42,14 @@ def row(places: TokenPlaces, index: int) -> TokenPlaces:
     return TokenPlaces(places.tables[sequence : sequence + 1], places.lengths[index : index + 1], max_len=333)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("pages", PAGES)
+@pytest.mark.parametrize(
+    ("pages", "dtype"),
+    slow_but(
+        [(pages, dtype) for pages in PAGES for dtype in (torch.float32, torch.bfloat16)],
+        ("plain", torch.bfloat16),
+        ("int8", torch.float32),
+    ),
+)
 def test_selected_tokens(device: torch.device, pages: str, dtype: torch.dtype) -> None:
     """Positions and results equal those of the references, and those of each token alone."""
     cached = pages_of(pages, dtype, device)
