@@ -12,25 +12,33 @@ from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 from tests.support.triton_device import gpu_device
 
-PROMPTS = [random_prompt(1, 19), random_prompt(2, 3)]  # of which 8 tokens are selected
-
-
+PROMPTS = [random_prompt(1, 15), random_prompt(2, 3)]  # of which 6 tokens are selected, or chunks have 8
 SHAPES: dict[str, dict[str, Any]] = {
-    "glm_moe_dsa": {"index_topk": 8},
-    "llama4": {"attention_chunk_size": 8, "layer_types": ["chunked_attention"] * 2 + ["full_attention"]},
+    "glm_moe_dsa": {
+        "index_topk": 6,
+        "num_hidden_layers": 2,
+        "indexer_types": ["full", "shared"],
+        "mlp_layer_types": ["dense", "dense"],
+    },
+    "llama4": {
+        "attention_chunk_size": 8,
+        "num_hidden_layers": 2,
+        "layer_types": ["chunked_attention", "full_attention"],
+        "moe_layers": [],
+        "no_rope_layers": [1, 0],
+    },
 }
-
-
-GRAPHS: dict[str, Any] = {"max_num_batched_tokens": 16, "cudagraph_capture_sizes": (2,)}
+GRAPHS: dict[str, Any] = {"max_num_batched_tokens": 9, "cudagraph_capture_sizes": (2,)}
+EAGER: dict[str, Any] = {"max_num_batched_tokens": 9, "enforce_eager": True}
 
 
 @pytest.mark.parametrize(
     ("case", "options"),
     [
-        ("glm_moe_dsa", GRAPHS),
+        pytest.param("glm_moe_dsa", GRAPHS, marks=pytest.mark.slow),
         pytest.param("llama4", GRAPHS, marks=pytest.mark.slow),
-        pytest.param("glm_moe_dsa", {"enforce_eager": True}, marks=pytest.mark.slow),
-        ("llama4", {"enforce_eager": True}),
+        ("glm_moe_dsa", EAGER),
+        ("llama4", EAGER),
     ],
 )
 def test_tokens_equal_those_of_the_reference_device(case: str, options: dict[str, Any], tmp_path: Path) -> None:
