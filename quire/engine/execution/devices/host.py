@@ -104,7 +104,9 @@ class CpuDevice(HostDevice):
     ) -> AttentionBackend:
         # pages of other shapes than the kernels read are gathered
         return (
-            NativeAttention(cache, table, dtype) if supports_cache(cache, dtype) else ReferenceAttention(cache, table)
+            NativeAttention(cache, table, dtype, MAX_TOKENS)
+            if supports_cache(cache, dtype)
+            else ReferenceAttention(cache, table)
         )
 
     @override
