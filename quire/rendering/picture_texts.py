@@ -1,4 +1,7 @@
-"""Pictures and videos in a rendered chat: texts of layouts take the place of what the template has for them."""
+"""Media in a rendered chat: texts of layouts take the place of what the template has for pictures and videos.
+
+So do texts of audio where templates do not write all of them.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from quire.engine.client.audio import AudioInfo
 from quire.multimodal.errors import PromptError
 
 
@@ -23,7 +27,7 @@ class PictureTexts:
     in_order: bool = False
 
     def put_into(self, text: str) -> str:
-        """Replace the placeholder of each picture by the text of its layout.
+        """Replace the placeholder of each medium by the text of its layout.
 
         Raises:
             PromptError: there are more or fewer placeholders than pictures, or they have another order.
@@ -34,11 +38,18 @@ class PictureTexts:
         for placeholder, count in Counter(expected).items():
             if rendered.count(placeholder) != count:
                 raise PromptError(
-                    f"The chat template has rendered {rendered.count(placeholder)} pictures or videos; the messages "
-                    f"have {count}. It must write {placeholder} once for each of them, and nowhere else.",
+                    f"The chat template has rendered {rendered.count(placeholder)} pictures, videos or audio parts; "
+                    f"the messages have {count}. It must write {placeholder} once for each of them, and nowhere else.",
                     "messages",
                 )
         if self.in_order and rendered != expected:
             raise PromptError("The chat template must keep the order of pictures and videos.", "messages")
         texts = {name: iter([text for other, text in self.layouts if other == name]) for name in set(expected)}
         return pattern.sub(lambda match: next(texts[match[0]]), text)
+
+
+def audio_texts(info: AudioInfo, count: int) -> PictureTexts | None:
+    """The texts of `count` pieces of audio; None: the template writes them."""
+    if info.chat_text == info.placeholder_text:
+        return None
+    return PictureTexts([(info.placeholder_text, info.chat_text)] * count)

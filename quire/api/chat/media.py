@@ -42,7 +42,7 @@ from quire.multimodal.preparation import Preparation, prepare_together
 from quire.multimodal.sources import MediaFile
 from quire.protocol.errors import InvalidRequest
 from quire.rendering.messages import AUDIO_PART, IMAGE_PART, VIDEO_PART
-from quire.rendering.picture_texts import PictureTexts
+from quire.rendering.picture_texts import PictureTexts, audio_texts
 from quire.serving.models import AudioInput, PictureInput, ServedModel, ServerState
 from quire.workers.tenant import current_tenant
 
@@ -111,9 +111,10 @@ class ChatMedia:
 
     @property
     def picture_texts(self) -> PictureTexts | None:
-        """What stands for pictures and videos in the rendered chat; None if there are none."""
+        """What stands for pictures, videos and audio in the rendered chat; None: it has what the template writes."""
+        audio = None if self.audio is None else audio_texts(self.audio.info, len(self.audio.places))
         if self.pictures is None:
-            return None
+            return audio
         pictures = self.pictures.pictures
         layouts = [(picture.info.placeholder_text, picture.layout.text) for picture in pictures]
         in_order = len({picture.info.placeholder for picture in pictures}) == 1
@@ -121,6 +122,8 @@ class ChatMedia:
             for place in reversed(self.audio.places):
                 layouts.insert(place, (self.audio.token, self.audio.token))
             in_order = True
+        if audio is not None:
+            layouts += audio.layouts
         return PictureTexts(layouts, in_order=in_order)
 
     @property
