@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.engine.client.audio import AudioInfo
 from quire.multimodal.errors import PromptError
 
 
@@ -46,10 +45,3 @@ class PictureTexts:
             raise PromptError("The chat template must keep the order of pictures and videos.", "messages")
         texts = {name: iter([text for other, text in self.layouts if other == name]) for name in set(expected)}
         return pattern.sub(lambda match: next(texts[match[0]]), text)
-
-
-def audio_texts(info: AudioInfo, count: int) -> PictureTexts | None:
-    """The texts of `count` pieces of audio; None: the template writes them."""
-    if info.chat_text == info.placeholder_text:
-        return None
-    return PictureTexts([(info.placeholder_text, info.chat_text)] * count)

@@ -21,7 +21,7 @@ from quire.multimodal.audio.items import audio_items, audio_placeholders, token_
 from quire.multimodal.placement import place_items
 from quire.protocol.errors import InvalidRequest
 from quire.rendering.messages import AUDIO_PART
-from quire.rendering.picture_texts import audio_texts
+from quire.rendering.picture_texts import PictureTexts
 from quire.rendering.prompts import Conversation, Prompt
 from quire.serving.models import AudioInput, GeneratingModel, ServedModel
 from quire.speech.attempt import TEMPERATURES, DecodingAttempt, WindowResult, deltas_of, sampling_params, token_logprobs
@@ -143,8 +143,13 @@ async def transcription_prompt(
     conversation = _qwen3_asr(options) if info.kind == "qwen3_asr" else _instruction(info, options)
     if info.kind == "qwen3_asr":
         _require(served, _MARK)
+    around = PictureTexts([(info.placeholder_text, info.chat_text)])
     rendered = await renderer.chat(
-        Conversation(**conversation, media={"audio": info.placeholder_text}, pictures=audio_texts(info, 1)),
+        Conversation(
+            **conversation,
+            media={"audio": info.placeholder_text},
+            pictures=around if info.chat_text != info.placeholder_text else None,
+        ),
         max_tokens=served.info.max_model_len,
         tenant=tenant,
     )

@@ -28,7 +28,13 @@ from tests.support.vision_models import PICTURE, SEES, greedy_tokens, prompt_wit
 GEMMA_AUDIO = ("gemma4", "gemma4_unified", "gemma3n")  # cases of HEARING
 AUDIO = 296  # placeholder token
 LONGEST = {"gemma4": 50, "gemma4_unified": 50, "gemma3n": 10}  # tokens of a piece of audio
-_TOKENS = {PICTURE: "<|image|>", AUDIO: "<|audio|>", 297: "<|image>", 298: "<image|>", 295: "<|audio>", 299: "<audio|>"}
+# The tokens around audio and pictures, with the placeholder between.
+ENDS = {
+    "gemma4": (295, AUDIO, 299, 297, PICTURE, 298),
+    "gemma4_unified": (295, AUDIO, 299, 297, PICTURE, 298),
+    "gemma3n": (279, AUDIO, 292, 278, PICTURE, 281),
+}
+_TEXTS = ("<|audio>", "<|audio|>", "<audio|>", "<|image>", "<|image|>", "<image|>")
 _TYPES = {PICTURE: 1, AUDIO: 3}  # of tokens
 
 
@@ -51,9 +57,9 @@ def save_hearing(model: Any, case: str, folder: Path) -> Path:
     return folder
 
 
-def write_media_tokenizer(folder: Path) -> None:
+def write_media_tokenizer(case: str, folder: Path) -> None:
     """Write a tokenizer of bytes and special tokens, and a chat template that writes one token for each medium."""
-    tokenizer = with_placeholders(["<|im_start|>", "<|im_end|>"], _TOKENS, VOCAB)
+    tokenizer = with_placeholders(["<|im_start|>", "<|im_end|>"], dict(zip(ENDS[case], _TEXTS, strict=True)), VOCAB)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
     (folder / "chat_template.jinja").write_text(

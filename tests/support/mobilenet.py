@@ -94,7 +94,7 @@ def _norm(x: Tensor, weight: Tensor) -> Tensor:
     return F.rms_norm(x.movedim(1, -1), weight.shape, weight, 1e-6).movedim(-1, 1)
 
 
-class TimmStandIn(PreTrainedModel):
+class TimmStandIn(PreTrainedModel):  # type: ignore[misc]
     """What transformers makes of the vision config of Gemma 3n, in the place of its wrapper of timm's encoder.
 
     The shapes and names of parameters are those of Quire's tower, which were compared with timm's.
@@ -114,7 +114,7 @@ class TimmStandIn(PreTrainedModel):
         return None
 
     def forward(self, pixel_values: Tensor, **_: Any) -> BaseModelOutputWithPooling:
-        weights = dict(self.timm_model.named_parameters())
+        weights: dict[str, Tensor] = dict(self.timm_model.named_parameters())
         return BaseModelOutputWithPooling(last_hidden_state=encode(weights, pixel_values, self._resolution))
 
 

@@ -11,7 +11,7 @@ from transformers.models.gemma3n.modeling_gemma3n import Gemma3nMultimodalEmbedd
 from quire.engine.models.layers.mobilenet import MobileNetV5
 
 
-class Gemma3nReaders(Gemma3nPreTrainedModel):
+class Gemma3nReaders(Gemma3nPreTrainedModel):  # type: ignore[misc]
     """Has the attributes of transformers' `Gemma3nModel`, which needs timm; `language_model` is None."""
 
     def __init__(self, config: Any) -> None:

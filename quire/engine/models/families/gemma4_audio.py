@@ -78,7 +78,8 @@ def _hidden(config: Any, length: int, x: Tensor) -> Tensor:
     distances = queries - keys
     # The window does not reach as far as the positions around a block, on neither side.
     is_seen = (distances < before) & ((distances >= 0) | (-distances < after)) & (keys >= 0) & (keys < length)
-    return ~is_seen[None, None]
+    hidden: Tensor = ~is_seen[None, None]
+    return hidden
 
 
 def _encode_frames(model: Any, features: Tensor, _: AudioItem) -> Tensor:
