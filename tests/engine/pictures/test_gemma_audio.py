@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from quire.config.options import ModelOptions
 from quire.engine.client.protocol import MediaItem
 from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.models.layers.mobilenet import MobileNetV5
 from quire.engine.models.model_config import read_model_config
 from quire.multimodal.audio.items import audio_items, encoded_columns, longest_audio, token_count
 from tests.support.audio_models import noise
@@ -27,6 +29,7 @@ from tests.support.gemma_audio import (
     media_prompt,
     save_hearing,
 )
+from tests.support.mobilenet import encode
 from tests.support.pictures import drawn
 from tests.support.variants import slow_but
 from tests.support.vision_models import MadeWhenAsked, make_composite
@@ -78,7 +81,8 @@ def media(parts: tuple[Any, ...]) -> list[Any]:
 
 @pytest.mark.parametrize("case", GEMMA_AUDIO)
 def test_features_and_lengths_equal_those_of_the_extractors(folders: dict[str, Path], case: str) -> None:
-    info = Engine(folders[case]).audio
+    info = read_model_config(folders[case]).facts.audio
+    assert info is not None
     for length in (513, 640, 641, 4801, 9999, 12_799):
         samples = noise(3, length / 16_000)
         (item,) = audio_items(samples, info)
@@ -228,6 +232,9 @@ def test_prefixes_are_shared_on_equal_audio_only(folders: dict[str, Path], case:
         ("gemma4", {}, {"preemphasis": 0.97}, "preemphasis is 0.97"),
         ("gemma4_unified", {}, {"audio_samples_per_token": 320}, "audio_samples_per_token is 320"),
         ("gemma4_unified", {}, {"sampling_rate": 24_000}, "sampling_rate is 24000"),
+        ("gemma3n", {"conf_reduction_factor": 0}, {}, "conf_reduction_factor is 0"),
+        ("gemma3n", {"sscp_conv_stride_size": [[2, 2], [1, 1]]}, {}, "sscp_conv_stride_size is"),
+        ("gemma3n", {}, {"mel_floor": 1e-3}, "mel_floor is 0.001"),
     ],
 )
 def test_what_is_not_supported_is_named(
@@ -268,3 +275,42 @@ def test_a_model_without_its_encoder_of_audio(folders: dict[str, Path], tmp_path
     assert deaf.generate(prompt, greedy(4), items=items).tokens == whole.generate(prompt, greedy(4), items=items).tokens
     prompt, items = media_prompt(whole, [5], noise(0, 0.4), [7])
     assert "does not accept audio" in (deaf.generate(prompt, greedy(4), items=items).error or "")
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"vision_config": {"architecture": "resnet50"}}, "architecture is 'resnet50'"),
+        ({"vision_config": {"model_args": {"channel_multiplier": 2}}}, "channel_multiplier is 2"),
+        ({"vision_config": {"model_args": {"stem_size": 8}}}, "model_args has 'stem_size'"),
+        ({"vision_config": {"vocab_offset": 270}}, "must follow each other"),
+        ({"vision_soft_tokens_per_image": 9}, "vision_soft_tokens_per_image is 9"),
+        ({"image_token_id": 17}, "image_token_id is 17"),
+    ],
+)
+def test_pictures_of_gemma3n_that_are_not_supported(
+    folders: dict[str, Path], tmp_path: Path, fields: dict[str, Any], reason: str
+) -> None:
+    """The model reads text only then."""
+    for file in folders["gemma3n"].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    for name, value in fields.items():
+        config[name] = {**config[name], **value} if isinstance(value, dict) else value
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    known = read_model_config(tmp_path)
+    assert known.facts.audio is known.facts.pictures is None
+    assert reason in (known.text_only or "")
+
+
+def test_mobilenet_in_plain_operators() -> None:
+    """Of several sizes: two stages' results are joined, and averaged or interpolated."""
+    torch.manual_seed(3)
+    tower = MobileNetV5(0.04, 2).eval()
+    with torch.no_grad():
+        for parameter in tower.parameters():
+            parameter.normal_(*((0.7, 0.3) if parameter.dim() == 1 else (0.0, 0.3)))
+        weights: dict[str, torch.Tensor] = dict(tower.named_parameters())
+        for size in (64, 128):
+            pixels = torch.randn(2, 3, size, size)
+            torch.testing.assert_close(tower(pixels), encode(weights, pixels, 2), atol=1e-4, rtol=1e-4)
