@@ -299,7 +299,8 @@ def test_pictures_of_gemma3n_that_are_not_supported(
         config[name] = {**config[name], **value} if isinstance(value, dict) else value
     (tmp_path / "config.json").write_text(json.dumps(config))
     known = read_model_config(tmp_path)
-    assert known.facts.audio is known.facts.pictures is None
+    assert known.facts.audio is None
+    assert known.facts.pictures is None
     assert reason in (known.text_only or "")
 
 
