@@ -92,8 +92,12 @@ class Transformer(LayerStack):
         x, items = self.embed(inputs.token_ids), inputs.items
         if items is not None and self.spec.embeddings.scales_items:
             x, items = items.apply(x), None
-        embedded: Tensor = self.embed_sum(x, inputs)
+        embedded = self._with_token_rows(self.embed_sum(x, inputs), inputs)
         return embedded if items is None else items.apply(embedded)
+
+    def _with_token_rows(self, embedded: Tensor, _: ModelInputs) -> Tensor:
+        """The embeddings of a step's tokens, with those that the table does not have."""
+        return embedded
 
     def _step(
         self, inputs: ModelInputs, attend: StepAttention, *, last_token_only: bool, cross: StepCrossAttention | None
