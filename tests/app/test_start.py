@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from tests.support.process import serving, tiny_model
 
 # Imports what `quire serve` imports before it serves, and prints the names of what has been imported.
 _START = """
@@ -47,6 +50,13 @@ def test_a_start_imports_nothing_slow_that_few_servers_need() -> None:
 @pytest.mark.slow  # an interpreter that imports all of torch
 def test_torch_can_still_trace() -> None:
     assert printed_by(_TRACE) == "(2, 3)\n"
+
+
+def test_random_weights_need_nothing_that_a_start_leaves_out(tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path / "tiny")
+    flags = ("--load-format", "dummy", "--engine-process")
+    with serving(str(folder), *flags, new_interpreters=True) as server, server.http as client:
+        assert client.post("/v1/completions", json={"prompt": "x", "max_tokens": 2}).status_code == 200
 
 
 def printed_by(script: str) -> str:
