@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.process import serving, tiny_model
+from tests.support.process import tiny_model
 
 # Imports what `quire serve` imports before it serves, and prints the names of what has been imported.
 _START = """
@@ -53,10 +53,18 @@ def test_torch_can_still_trace() -> None:
 
 
 def test_random_weights_need_nothing_that_a_start_leaves_out(tmp_path: Path) -> None:
+    """Started as users start it: processes of other tests have imported all of torch."""
     folder = tiny_model(tmp_path / "tiny")
-    flags = ("--load-format", "dummy", "--engine-process")
-    with serving(str(folder), *flags, new_interpreters=True) as server, server.http as client:
-        assert client.post("/v1/completions", json={"prompt": "x", "max_tokens": 2}).status_code == 200
+    command = [sys.executable, "-m", "quire", "serve", str(folder), "--load-format", "dummy", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        log = ""
+        for line in process.stdout:
+            log += line
+            if "random numbers (--load-format dummy)" in line:
+                break
+        process.terminate()
+    assert "random numbers (--load-format dummy)" in log, log
 
 
 def printed_by(script: str) -> str:
