@@ -204,7 +204,7 @@ def _counters(url: str) -> dict[str, dict[str, float]]:
 
 async def _stream(client: httpx.AsyncClient, number: int, begun: asyncio.Semaphore) -> tuple[str, float]:
     """How a stream ends, and when."""
-    body = {"prompt": f"w{number + 3} w5", "max_tokens": 100, "ignore_eos": True, "stream": True}
+    body = {"prompt": f"w{number + 3} w5", "max_tokens": 400, "ignore_eos": True, "stream": True}
     ended, is_first = "", True
     async with client.stream("POST", "/v1/completions", json=body) as answer:
         async for line in answer.aiter_lines():
