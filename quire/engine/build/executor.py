@@ -76,17 +76,18 @@ class ExecutorBuild:
         else:
             assert states is not None
             items = streaming.encoder(device, table, states)
+        of_layers = states if streaming is None else None  # those of a streaming encoder are read by it alone
         runner = (runner_type or ModelRunner)(
             model,
             inputs,
             attention,
-            device.step_runner(model, inputs, attention),
+            device.step_runner(model, inputs, attention, of_layers),
             table,
             sampler,
             hidden_states() if loaded.pooler is None else Pooler(cast("Decoder", model).pooler_heads),
             items,
             _aligner(loaded, table, cache),
-            states if streaming is None else None,  # those of a streaming encoder are read by it alone
+            of_layers,
         )
         return device.executor(runner, cache, sampler.max_steps_in_flight)
 

@@ -380,16 +380,17 @@ def _build_follower(
     table = request_table(config, model, plan.groups, message.context_len)
     inputs = input_builder(config, device, table, plan.groups)
     attention = device.attention(cache, table, model, loaded.dtype, config.engine)
+    states = state_caches(cache, table, message.snapshots)
     runner = FollowingRunner(
         model,
         inputs,
         attention,
-        device.step_runner(model, inputs, attention),
+        device.step_runner(model, inputs, attention, states),
         table,
         Sampler(table, loaded.vocab_size),
         hidden_states(),
         item_encoder(model, cache, config.engine.block_size),
-        states=state_caches(cache, table, message.snapshots),
+        states=states,
     )
     if device.compiles_kernels:
         warm_up_vision(loaded)
