@@ -67,7 +67,7 @@ class ExecutorBuild:
         model.set_context(self.context_len)
         cross_len = 0 if loaded.speech is None else loaded.speech.info.num_positions
         table = request_table(config, model, self.groups, self.context_len, cross_len)
-        inputs = input_builder(config, device, table, self.groups)
+        inputs = input_builder(config, device, table)
         attention = device.attention(cache, table, model, loaded.dtype, options)
         sampler = device.sampler(table, loaded.vocab_size, self.grammars.initial_state, inputs)
         states = state_caches(cache, table, self.snapshots if streaming is None else 0)
