@@ -31,7 +31,7 @@ def gated_linear_recurrence(
         rate: (channels,) float32.
         positions: (tokens,) int64, those in the sequences.
         state: (slots, channels) float32, changed in place.
-        slots: (sequences,) int64, the state of each sequence; no two are equal.
+        slots: (sequences,) int64, the state of each sequence; no two are equal. On GPUs -1 is padding without a state.
         cu_seqlens: (sequences + 1,) int64 on the host, where the tokens of each sequence begin, and where the last end.
         block: channels of a block.
 
@@ -80,10 +80,13 @@ def _recurrence(x: Tensor, decay: Tensor, state: Tensor, slots: Tensor, cu_seqle
     bounds = cu_seqlens.tolist()
     if len(x) == len(slots) == bounds[-1]:  # each has one token
         h = decay * state[slots] + x
-        state[slots] = h
+        kept = slots >= 0
+        state[slots[kept]] = h[kept]
         return h
-    out = torch.empty_like(x)
+    out = torch.zeros_like(x)
     for slot, begin, end in zip(slots.tolist(), bounds, bounds[1:], strict=False):
+        if slot < 0:
+            continue
         h = state[slot]
         for token in range(begin, end):
             torch.add(decay[token] * h, x[token], out=h)

@@ -36,6 +36,7 @@ from quire.engine.execution.sampling.device_sampler import DeviceSampler
 from quire.engine.execution.sampling.device_settings import settings_bytes
 from quire.engine.execution.sampling.pending import TokenSampler
 from quire.engine.execution.sampling.sampler import GrammarStates
+from quire.engine.execution.states import StateCaches
 from quire.engine.execution.step_graphs import EagerSteps, StepRunner
 from quire.engine.models.networks.decoder import Decoder, LanguageModel
 from quire.engine.models.specs.cache import IndexedCache
@@ -115,11 +116,17 @@ class TritonDevice(Device):
         return TritonAttention(cache, table.block_size)
 
     @override
-    def step_runner(self, model: LanguageModel, inputs: InputBuilder, attention: AttentionBackend) -> StepRunner:
+    def step_runner(
+        self,
+        model: LanguageModel,
+        inputs: InputBuilder,
+        attention: AttentionBackend,
+        states: StateCaches | None = None,
+    ) -> StepRunner:
         assert isinstance(inputs, DeviceInputBuilder)
         if not inputs.padded_sizes:
             return EagerSteps(model)
-        steps = GraphSteps(model, inputs, attention, self._graph_factory())
+        steps = GraphSteps(model, inputs, attention, self._graph_factory(), states)
         steps.capture()
         return steps
 
