@@ -244,12 +244,10 @@ def _check_front_ends(settings: Serve) -> None:
         raise _refusal(settings, f"{flag} needs an engine: start several servers, which need not share anything")
     if len(settings.model) != 1:
         raise _refusal(settings, f"--api-server-count works with one MODEL; 1 is accepted with {len(settings.model)}")
-    idle: Mapping[str, Any] = {"uds": None, "headless": False, "nnodes": 1, "enable_elastic_ep": False}
+    idle: Mapping[str, Any] = {"uds": None, "headless": False, "nnodes": 1}
     for field, value in idle.items():
         if getattr(settings, field) != value:
             raise _refusal(settings, f"{settings.flag(field)} does not work with {flag}")
-    if settings.has_replicas:
-        raise _refusal(settings, f"{flag} does not work with --data-parallel-size: the replicas of a server have 1")
     if settings.engine_process is False:
         raise _refusal(settings, f"--no-engine-process does not work with {flag}, which share a process")
     if settings.response_store is not None and settings.response_store.rstrip("/") in ("sqlite:", "sqlite:///:memory:"):
