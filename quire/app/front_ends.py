@@ -15,7 +15,7 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -47,8 +47,9 @@ from quire.app.front_end_notes import (
 from quire.app.lifecycle import serve
 from quire.app.logs import flush_logs, start_logging_in_copy
 from quire.app.models import ModelSource
+from quire.app.running_models import StepTraces
 from quire.app.shared_cores import Fronts, Restarts, SharedCores
-from quire.app.shared_model import start_shared_model
+from quire.app.shared_model import ModelBeforeSharedCores, SharedModel
 from quire.config.commands import Serve
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.client.launch import PreparedProcess, end_with_parent, kill_processes, show_name
@@ -341,6 +342,19 @@ def _clean_up(folder: Path) -> None:
     """Leave nothing behind when the parent has ended, and this process has to."""
     kill_processes()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+async def start_shared_model(
+    settings: Serve, sources: Sequence[ModelSource], front_end: FrontEnd, _: StepTraces | None = None
+) -> AsyncIterator[ModelBeforeSharedCores]:
+    """Give the model of a front end."""
+    (source,) = sources
+    if settings.has_replicas:
+        from quire.app.shared_replicas import SharedReplicas  # noqa: PLC0415 few servers have some
+
+        yield SharedReplicas(source, settings, front_end)
+    else:
+        yield SharedModel(source, settings, front_end)
 
 
 def run_front_ends(

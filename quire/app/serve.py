@@ -244,7 +244,7 @@ def _check_front_ends(settings: Serve) -> None:
         raise _refusal(settings, f"{flag} needs an engine: start several servers, which need not share anything")
     if len(settings.model) != 1:
         raise _refusal(settings, f"--api-server-count works with one MODEL; 1 is accepted with {len(settings.model)}")
-    idle: Mapping[str, Any] = {"uds": None, "headless": False, "nnodes": 1}
+    idle: Mapping[str, Any] = {"uds": None, "headless": False, "nnodes": 1, "enable_elastic_ep": False}
     for field, value in idle.items():
         if getattr(settings, field) != value:
             raise _refusal(settings, f"{settings.flag(field)} does not work with {flag}")

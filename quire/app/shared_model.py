@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Protocol, runtime_checkable
 
 from quire.app.front_end import FrontEnd
 from quire.app.front_end_notes import CoreEnded, CoreStarted, OfCores, OtherEnded
 from quire.app.models import ModelSource
-from quire.app.running_models import NewObserver, RunningModel, StepTraces, front_end_of
+from quire.app.running_models import NewObserver, RunningModel, front_end_of
 from quire.config.commands import Serve
 from quire.engine.client.engine_client import EngineClient
 from quire.engine.client.errors import EngineDead
@@ -120,16 +120,3 @@ class SharedModel(ModelBeforeSharedCores):
         await self.client.reconnect(FrontEndChannel(address, self._front_end.identity))
         with suppress(EngineDead):
             await self.client.ready()
-
-
-async def start_shared_model(
-    settings: Serve, sources: Sequence[ModelSource], front_end: FrontEnd, _: StepTraces | None = None
-) -> AsyncIterator[ModelBeforeSharedCores]:
-    """Give the model of a front end."""
-    (source,) = sources
-    if settings.has_replicas:
-        from quire.app.shared_replicas import SharedReplicas  # noqa: PLC0415 few servers have some
-
-        yield SharedReplicas(source, settings, front_end)
-    else:
-        yield SharedModel(source, settings, front_end)
