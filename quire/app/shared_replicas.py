@@ -52,7 +52,6 @@ from quire.rendering.tokenizer import Tokenizer
 from quire.serving.models import ServedModel, ServerState
 
 _LOOK_EVERY = 0.02  # seconds between two looks whether requests have ended
-_CAN_SCALE = False  # streams that end early while replicas are added have not been explained yet
 _CHECK_SECONDS = 5.0  # between two looks whether replicas answer
 
 
@@ -301,10 +300,6 @@ class SharedReplicas(ModelBeforeSharedCores, Scaling):
         if self._settings.has_part_of_replicas:
             raise CommandRefused(
                 "With --data-parallel-hybrid-lb a server keeps its replicas: other servers have the next ranks."
-            )
-        if not _CAN_SCALE:
-            raise CommandRefused(
-                f"With --api-server-count {self._front_end.count} the number of replicas cannot be changed."
             )
         if self._scaled is not None or self._is_scaling:
             raise CommandRefused("The number of replicas is being changed already.")

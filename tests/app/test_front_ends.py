@@ -417,9 +417,6 @@ async def test_front_ends_before_replicas_answer_as_one_server_and_share_what_is
 
 async def test_a_replica_that_is_started_again_is_paused_as_the_others_are(tmp_path: Path) -> None:
     with several(model_in(tmp_path), *REPLICAS) as server:
-        (refused,) = await posted(server, "/scale_elastic_ep", {"new_data_parallel_size": 3}, 1)
-        assert refused.status_code == httpx.codes.CONFLICT
-        assert "With --api-server-count 2 the number of replicas cannot be changed" in refused.text
         (paused,) = await posted(server, "/pause?mode=keep", {}, 1)
         assert paused.status_code == httpx.codes.OK
         assert {answer.text for answer in await got(server, "/is_paused")} == {'{"is_paused":true}'}
@@ -436,4 +433,31 @@ async def test_a_replica_that_is_started_again_is_paused_as_the_others_are(tmp_p
             (resumed,) = await posted(server, "/resume", {}, 1)
             assert resumed.status_code == httpx.codes.OK
             assert {answer.status_code for answer in await asyncio.gather(*waiting)} == {200}
+        assert "Traceback" not in server.log
+
+
+@pytest.mark.slow
+async def test_the_number_of_replicas_is_changed_through_any_front_end(tmp_path: Path) -> None:
+    with several(model_in(tmp_path), *REPLICAS) as server:
+        async with clients(server, 6) as made:
+            for size in (3, 2):
+                body = {**BODY, "max_tokens": 4000, "stream": True, "prompt": "a"}
+                tasks = await begun_streams(made, body)
+                answers = await asyncio.gather(
+                    *(posted(server, "/scale_elastic_ep", {"new_data_parallel_size": size}, 1) for _ in range(2))
+                )
+                assert httpx.codes.OK in {answer.status_code for (answer,) in answers}
+                await until_replicas_are(server, " ".join(["ready"] * size))
+                assert Counter(await asyncio.gather(*tasks)) == {"length": 6}
+        await sooner_or_later(lambda: len(cores_and_ranks(server)) == 2)
+        async with clients(server, 6) as made:
+            tasks = await begun_streams(made, {**ENDLESS, "prompt": "a"})
+            body = {"new_data_parallel_size": 1, "drain_timeout": 0.05}
+            (late,) = await posted(server, "/scale_elastic_ep", body, 1)
+            assert late.status_code == httpx.codes.REQUEST_TIMEOUT, late.text
+            assert "there are 2 replicas as before" in late.text
+            await until_replicas_are(server, "ready ready")
+            assert not any(task.done() for task in tasks)
+            for task in tasks:
+                task.cancel()
         assert "Traceback" not in server.log
