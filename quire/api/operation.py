@@ -205,7 +205,7 @@ def _add_replicas(routes: APIRouter, state: ServerState) -> None:
                     model=model.names[0],
                     engine=replica.rank,
                     state=replica.state,
-                    requests=replica.client.open_streams,
+                    requests=replica.load.requests,
                     tokens=round(replica.load.tokens),
                 )
                 for model in state.models

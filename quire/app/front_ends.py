@@ -15,7 +15,7 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,78 +26,46 @@ from types import FrameType
 from typing import NoReturn
 
 import msgspec
+from typing_extensions import override
 
-from quire.app.core_process import serve_core_in_process
-from quire.app.cores import with_max_model_len
 from quire.app.engines import core_config
 from quire.app.exits import end_process, handling_signals
-from quire.app.front_end import (
-    TABLES,
-    CoreEnded,
-    CoreStarted,
-    FrontEnd,
+from quire.app.front_end import TABLES, FrontEnd
+from quire.app.front_end_notes import (
+    CaughtUp,
+    CoreLoaded,
+    Drained,
+    EndCore,
+    FromFrontEnd,
+    GiveUpScaling,
     Listens,
     OtherEnded,
+    Scale,
     Signalled,
     ToFrontEnd,
-    start_shared_model,
 )
 from quire.app.lifecycle import serve
 from quire.app.logs import flush_logs, start_logging_in_copy
 from quire.app.models import ModelSource
+from quire.app.running_models import StepTraces
+from quire.app.shared_cores import Fronts, Restarts, SharedCores
+from quire.app.shared_model import ModelBeforeSharedCores, SharedModel
 from quire.config.commands import Serve
-from quire.config.options import LogOptions
 from quire.engine.build.core_config import CoreConfig
-from quire.engine.client.launch import (
-    LAST_MESSAGES,
-    PreparedProcess,
-    ProcessCore,
-    end_with_parent,
-    kill_processes,
-    reason_of,
-    show_name,
-)
-from quire.engine.client.shared_channel import PARENT, FrontEndChannel, identity_of
+from quire.engine.client.launch import PreparedProcess, end_with_parent, kill_processes, show_name
+from quire.engine.client.replicas.shared_dispatch import SharedDispatch
+from quire.engine.client.shared_channel import identity_of
 from quire.engine.models.config_reader import ConfigReader
 from quire.engine.models.errors import ModelError
-from quire.otlp.settings import OtlpSettingsError, trace_settings
+from quire.otlp.settings import OtlpSettingsError
 from quire.realtime.secrets import new_key
 from quire.workers.shared_counts import SharedCounts
 
 logger = logging.getLogger("quire")
-_ATTEMPTS = 5
-_FIRST_DELAY = 1.0  # seconds before the second restart; doubles with each attempt
-_STABLE_AFTER = 300.0  # seconds; what has run for so long starts again with the first attempt
 _GRACE = 7.0  # seconds from the time when running requests are aborted until a front end is ended by force
-_STOP_TIMEOUT = 2.0  # seconds for the engine, once all front ends have ended
+_END_AT_START = 2.0  # seconds for the others, if a front end cannot start
+_NOTES: msgspec.msgpack.Decoder[FromFrontEnd] = msgspec.msgpack.Decoder(FromFrontEnd)
 _FORK = multiprocessing.get_context("fork")
-
-
-@dataclass(slots=True)
-class _Restarts:
-    """When something that dies is started again: with a growing delay, so that it does not keep the machine busy.
-
-    Attributes:
-        due: when it is started; None: it runs, or is not started again.
-    """
-
-    started: float = field(default_factory=time.monotonic)
-    attempt: int = 0
-    due: float | None = None
-
-    def plan(self, first_delay: float) -> bool:
-        """Plan the next start; returns whether there is one."""
-        now = time.monotonic()
-        if now - self.started > _STABLE_AFTER:
-            self.attempt = 0
-        self.attempt += 1
-        delay = first_delay if self.attempt == 1 else _FIRST_DELAY * 2 ** (self.attempt - 2) + first_delay
-        self.due = now + delay if self.attempt <= _ATTEMPTS else None
-        return self.due is not None
-
-    def begin(self) -> None:
-        """Note that it is started now."""
-        self.started, self.due = time.monotonic(), None
 
 
 @dataclass(slots=True)
@@ -113,14 +81,14 @@ class _Child:
 
     index: int
     sockets: list[socket.socket]
-    restarts: _Restarts = field(default_factory=_Restarts)
+    restarts: Restarts = field(default_factory=Restarts)
     generation: int = 0
     process: BaseProcess | None = None
     connection: Connection | None = None
     listens: bool = False
 
 
-class FrontEnds:
+class FrontEnds(Fronts):
     """All front ends of a server, and its engine."""
 
     def __init__(
@@ -131,16 +99,18 @@ class FrontEnds:
         sockets: Sequence[list[socket.socket]],
         prepared: PreparedProcess | None,
     ) -> None:
-        """Start the engine, which loads the model. `sockets`: of each front end. `prepared`: the engine's process."""
+        """Start the engine, which loads the model. `sockets`: of each front end. `prepared`: the engine's process.
+
+        Raises:
+            UnavailableDevice: there are not enough GPUs for its replicas.
+        """
         self._settings = settings
         self._source = source
-        self._config = config
         self._counts = SharedCounts(len(sockets), len(TABLES))
+        self._dispatch = SharedDispatch(len(sockets)) if settings.has_replicas else None
         self._secret_key = new_key()
-        self._core = ProcessCore(name=f"quire-engine-{config.replica}", prepared=prepared)
-        self._folder = self._core.folder  # of the first engine, which the sockets of front ends are in as well
-        self._core_process: BaseProcess | None = self._core.launch(self._core_entry())
-        self._core_restarts = _Restarts()
+        self._cores = SharedCores(settings, source, config, self, prepared)
+        self._folder = self._cores.folder
         self._children = [_Child(index, bound) for index, bound in enumerate(sockets)]
         self._signals = 0
         self._wakes = os.pipe()
@@ -154,7 +124,8 @@ class FrontEnds:
                 self._start(child)
             while self._running:
                 self._wait()
-            self._end_core()
+            self._cores.end()
+            shutil.rmtree(self._folder, ignore_errors=True)
         for end in self._wakes:
             os.close(end)
         self._counts.close()
@@ -181,7 +152,8 @@ class FrontEnds:
             counts=self._counts,
             secret_key=self._secret_key,
             folder=self._folder,
-            address=self._core.address,
+            cores=self._cores.seats,
+            dispatch=self._dispatch,
             connection=theirs,
         )
         child.connection = ours
@@ -209,21 +181,18 @@ class FrontEnds:
         for end in self._wakes:
             os.close(end)
         self._counts.use(front_end.index)
+        if self._dispatch is not None:
+            self._dispatch.use(front_end.index)
         settings = front_end.divided(self._settings)
         start = partial(start_shared_model, settings, [self._source], front_end)
         end_process(serve(settings, start, self._children[front_end.index].sockets, front_end))
-
-    def _core_entry(self) -> Callable[[str], None]:
-        settings = self._settings
-        traces = trace_settings(settings.otlp_traces_endpoint, os.environ) if settings.collect_detailed_traces else None
-        return partial(serve_core_in_process, self._config, LogOptions.of(settings), traces)
 
     def _wait(self) -> None:
         """Wait for the next event, and handle what has happened."""
         sentinels = {child.process.sentinel: child for child in self._children if child.process is not None}
         connections = {child.connection: child for child in self._children if child.connection is not None}
-        core = [] if self._core_process is None else [self._core_process.sentinel]
-        for ready in wait([self._wakes[0], *sentinels, *connections, *core], self._seconds_until_due()):
+        cores = self._cores.sentinels
+        for ready in wait([self._wakes[0], *sentinels, *connections, *cores], self._seconds_until_due()):
             if ready == self._wakes[0]:
                 self._handle_signals(os.read(self._wakes[0], 64))
             elif isinstance(ready, Connection):
@@ -231,13 +200,13 @@ class FrontEnds:
                     self._read(connections[ready], ready)
             elif ready in sentinels:
                 self._reap(sentinels[ready])
-            else:
-                self._reap_core()
+            elif isinstance(ready, int) and ready in cores:
+                cores[ready]()
         self._do_what_is_due()
 
     def _seconds_until_due(self) -> float | None:
-        times = [self._core_restarts.due, self._kill_at]
-        if self._core_process is not None:  # else front ends are started after it
+        times = [self._kill_at, *self._cores.times()]
+        if self._cores.accept_fronts:  # else front ends are started after it
             times += [child.restarts.due for child in self._children]
         due = [at for at in times if at is not None]
         return max(0.0, min(due) - time.monotonic()) if due else None
@@ -247,23 +216,55 @@ class FrontEnds:
         if self._kill_at is not None and now >= self._kill_at:
             logger.error("the front ends did not stop in time: they are ended by force")
             self._kill_all()
-        if self._core_restarts.due is not None and now >= self._core_restarts.due:
-            self._restart_core()
-        for child in self._children if self._core_process is not None else ():
+        self._cores.do_what_is_due()
+        for child in self._children if self._cores.accept_fronts else ():
             if child.restarts.due is not None and now >= child.restarts.due:
                 self._start(child)
 
     def _read(self, child: _Child, connection: Connection) -> None:
         """Read what a front end says."""
         try:
-            listens = msgspec.msgpack.decode(connection.recv_bytes(), type=Listens)
+            note = _NOTES.decode(connection.recv_bytes())
         except (EOFError, OSError):  # its process ends
             connection.close()
             child.connection = None
             return
-        child.listens = True
-        if listens.max_model_len is not None and not self._core_restarts.attempt:
-            self._config = with_max_model_len(self._config, listens.max_model_len)
+        cores = self._cores
+        match note:
+            case Listens():
+                child.listens = True
+                cores.listens(note)
+            case CoreLoaded(rank=rank):
+                cores.loaded(child.index, rank)
+            case CaughtUp(rank=rank):
+                cores.caught_up(child.index, rank)
+            case EndCore(rank=rank, reason=reason):
+                cores.end_core(rank, reason)
+            case Drained():
+                cores.drained(child.index)
+            case Scale():
+                cores.scale(child.index, note)
+            case GiveUpScaling():
+                cores.give_up_scaling(child.index)
+
+    @property
+    @override
+    def running_fronts(self) -> Sequence[int]:
+        return [child.index for child in self._children if child.process is not None]
+
+    @property
+    @override
+    def have_served(self) -> bool:
+        return all(child.listens or child.generation > 1 for child in self._children)
+
+    @override
+    def tell(self, index: int, note: ToFrontEnd) -> None:
+        self._tell(self._children[index], note)
+
+    @override
+    def give_up(self) -> None:
+        self._status = 1
+        self._kill_at = time.monotonic() + self._settings.shutdown_timeout + _GRACE
 
     def _tell(self, child: _Child, note: ToFrontEnd) -> None:
         if child.connection is not None:
@@ -284,7 +285,10 @@ class FrontEnds:
             child.connection.close()
             child.connection = None
         self._counts.clear(child.index)
+        if self._dispatch is not None:
+            self._dispatch.clear(child.index)
         self._tell_all(OtherEnded(identity_of(child.index, child.generation)))
+        self._cores.front_end_ended(child.index)
         if self._is_ending:
             self._status = self._status or (1 if status < 0 else status)
             for bound in child.sockets:  # so that clients are refused which nobody would serve
@@ -292,52 +296,13 @@ class FrontEnds:
         elif not child.listens and child.generation == 1:  # the others will end as well, and say why
             logger.error("front end %d ended with status %d at its start", child.index, status)
             self._status = status if status > 0 else 1
-            self._kill_at = time.monotonic() + _STOP_TIMEOUT
+            self._kill_at = time.monotonic() + _END_AT_START
         elif child.restarts.plan(0.0):
             logger.warning("front end %d ended with status %d; it is started again", child.index, status)
         else:
             logger.error("front end %d ended with status %d again: the server stops", child.index, status)
             self._status = 1
             self._end(signal.SIGTERM)
-
-    def _reap_core(self) -> None:
-        """Handle the end of the engine's process."""
-        process = self._core_process
-        assert process is not None
-        self._core_process = None
-        process.join()
-        if self._is_ending:
-            return
-        was_killed = (process.exitcode or 0) < 0  # else it has told the reason, which takes a moment to arrive
-        has_served = all(child.listens or child.generation > 1 for child in self._children)
-        can_restart = self._settings.on_engine_death == "restart" and has_served
-        restarts = can_restart and self._core_restarts.plan(_FIRST_DELAY + (0.0 if was_killed else LAST_MESSAGES))
-        reason = reason_of(process)
-        if restarts:
-            reason = f"{reason}. It is being restarted (attempt {self._core_restarts.attempt} of {_ATTEMPTS})."
-            logger.warning("the engine has stopped: %s", reason)
-        else:
-            self._status = 1
-            self._kill_at = time.monotonic() + self._settings.shutdown_timeout + _GRACE
-        if not was_killed:
-            time.sleep(LAST_MESSAGES)
-        self._tell_all(CoreEnded(reason, restarts=restarts))
-
-    def _restart_core(self) -> None:
-        self._core_restarts.begin()
-        before = self._core
-        self._core = ProcessCore(name=f"quire-engine-{self._config.replica}")
-        self._core_process = self._core.launch(self._core_entry())
-        self._tell_all(CoreStarted(self._core.address))
-        if before.folder != self._folder:  # that of the first one has the sockets of front ends
-            before.end(0.0)
-
-    def _end_core(self) -> None:
-        """End the engine, which serves nobody any more."""
-        if self._core_process is not None:
-            FrontEndChannel(self._core.address, PARENT).send_last()
-        self._core.end(_STOP_TIMEOUT if self._core_process is not None else 0.0)
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         os.write(self._wakes[1], bytes([number]))
@@ -355,7 +320,7 @@ class FrontEnds:
         self._signals += 1
         for child in self._children:
             child.restarts.due = None
-        self._core_restarts.due = None
+        self._cores.stop_restarts()
         if self._signals > 2:
             self._status = 1
             self._kill_all()
@@ -379,6 +344,19 @@ def _clean_up(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+async def start_shared_model(
+    settings: Serve, sources: Sequence[ModelSource], front_end: FrontEnd, _: StepTraces | None = None
+) -> AsyncIterator[ModelBeforeSharedCores]:
+    """Give the model of a front end."""
+    (source,) = sources
+    if settings.has_replicas:
+        from quire.app.shared_replicas import SharedReplicas  # noqa: PLC0415 few servers have some
+
+        yield SharedReplicas(source, settings, front_end)
+    else:
+        yield SharedModel(source, settings, front_end)
+
+
 def run_front_ends(
     settings: Serve,
     source: ModelSource,
@@ -389,7 +367,7 @@ def run_front_ends(
     """Serve a model with several front ends until a signal arrives; returns the exit status."""
     try:
         config = core_config(source, configs.next(), settings)
-        config = replace(config, replica=settings.first_replica, front_ends=settings.api_server_count)
+        config = replace(config, front_ends=settings.api_server_count)
         front_ends = FrontEnds(settings, source, config, sockets, prepared)
     except (ModelError, OtlpSettingsError) as error:
         logger.error("cannot serve: %s", error)

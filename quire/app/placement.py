@@ -2,12 +2,75 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Literal
 
+from quire.config.commands import Serve
 from quire.engine.client.launch import ProcessPlace, allowed_cores
+from quire.engine.execution.memory import MemoryShare, free_memory
+from quire.engine.models.errors import UnavailableDevice
 
 _SYSTEM = Path("/sys/devices/system")
+_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # of GPUs that torch can use, on Linux and in WSL
+_FORK = multiprocessing.get_context("fork")
+
+
+def gpus_of_replicas(device: Literal["auto", "cpu", "cuda", "reference"]) -> list[str] | None:
+    """Return the GPUs that replicas have, in the words of CUDA_VISIBLE_DEVICES; None: they run on the CPU.
+
+    A process of its own looks, as this one is not to import torch. It has to be able to fork.
+    """
+    if device in ("cpu", "reference") or not any(driver.exists() for driver in _DRIVERS):
+        return [] if device == "cuda" else None
+    reading, writing = _FORK.Pipe(duplex=False)
+    looking = _FORK.Process(target=_look_for_gpus, args=(device, writing))
+    looking.start()
+    writing.close()
+    try:
+        gpus: list[str] | None = reading.recv()
+    except EOFError as error:
+        raise UnavailableDevice("the process that looks for GPUs has failed") from error
+    finally:
+        reading.close()
+        looking.join()
+    return gpus
+
+
+def _look_for_gpus(device: Literal["auto", "cuda"], answer: Connection) -> None:
+    from quire.engine.execution.devices.select import uses_gpu, visible_gpus  # noqa: PLC0415 imports torch
+
+    answer.send(visible_gpus() if uses_gpu(device) else None)
+
+
+def replica_places(settings: Serve, size: int, gpus: Sequence[str] | None) -> list[ProcessPlace]:
+    """Return the places of so many replicas. On a CPU those of a larger number than at first share the first ones'.
+
+    `gpus`: that there are; None: they run on the CPU.
+
+    Raises:
+        UnavailableDevice: there are not enough GPUs.
+    """
+    if gpus is None:
+        first = host_places(settings.replicas)
+        return [first[rank % len(first)] for rank in range(size)]
+    each = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    places = gpu_places(size, gpus, each)
+    if len(places) < size:
+        raise UnavailableDevice(
+            f"{size} replicas on {each} GPUs each need {size * each} GPUs, but there are {len(gpus)}"
+        )
+    return places
+
+
+def memory_of_replicas(added: int, reserved: int, weight_bytes: int) -> MemoryShare:
+    """Return what each of so many cores that are started now may take of the host's memory, beside weights.
+
+    `reserved`: of running cores, as the pages of a KV cache count as free memory until they are used.
+    """
+    return MemoryShare(max(0, free_memory() - reserved - added * weight_bytes) // added)
 
 
 def host_places(count: int, system: Path = _SYSTEM) -> list[ProcessPlace]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing_extensions import override
 
 from quire.app.cores import CoreFactory, RunningCore, with_context
-from quire.app.placement import gpu_places, host_places
+from quire.app.placement import memory_of_replicas, replica_places
 from quire.app.running_models import NewObserver
 from quire.app.supervision import DeathPolicy, supervise
 from quire.engine.client.engine import Engine
@@ -23,7 +23,7 @@ from quire.engine.client.replicas.replica import Replica, end_stalled
 from quire.engine.client.replicas.replica_set import ReplicaSet
 from quire.engine.client.replicas.scaling import Scaling
 from quire.engine.execution.devices.select import uses_gpu, visible_gpus
-from quire.engine.execution.memory import MemoryShare, free_memory
+from quire.engine.execution.memory import MemoryShare
 from quire.engine.models.errors import UnavailableDevice
 from quire.serving.models import ServerState
 
@@ -67,7 +67,7 @@ class Replicas(Scaling):
         self._factory = factory
         self._settings = settings = factory.settings
         self._weight_bytes = weight_bytes
-        self._on_gpu = uses_gpu(settings.device)
+        self._gpus = visible_gpus() if uses_gpu(settings.device) else None
         self._info: ModelInfo | None = None
         self._is_scaling = False
         self._new_observer: NewObserver | None = None
@@ -75,36 +75,16 @@ class Replicas(Scaling):
         self._tasks: dict[RunningReplica, asyncio.Task[None]] = {}
         self._set = ReplicaSet(factory.slots, has_prefix_cache=settings.enable_prefix_caching)
         self.engine: Engine = self._set
-        places = self._places(settings.replicas)
+        places = replica_places(settings, settings.replicas, self._gpus)
         share = self._share(settings.replicas)
         self._running = [self._start(rank, place, share) for rank, place in enumerate(places, settings.first_replica)]
 
-    def _places(self, size: int) -> list[ProcessPlace]:
-        """The places of all replicas. Those of a larger number than at first share the cores of the first ones.
-
-        Raises:
-            UnavailableDevice: there are not enough GPUs.
-        """
-        if not self._on_gpu:
-            first = host_places(self._settings.replicas)
-            return [first[rank % len(first)] for rank in range(size)]
-        gpus, each = visible_gpus(), self._settings.tensor_parallel_size * self._settings.pipeline_parallel_size
-        places = gpu_places(size, gpus, each)
-        if len(places) < size:
-            raise UnavailableDevice(
-                f"{size} replicas on {each} GPUs each need {size * each} GPUs, but there are {len(gpus)}"
-            )
-        return places
-
     def _share(self, added: int) -> MemoryShare | None:
-        """What each of so many cores that are started now may take of the host's memory, beside weights.
-
-        The pages of a KV cache count as free memory until they are used: those of running cores are left out.
-        """
-        if self._on_gpu:
+        """What each of so many cores that are started now may take of the host's memory."""
+        if self._gpus is not None:
             return None
         reserved = 0 if self._info is None else self._info.cache_bytes * len(self._running)
-        return MemoryShare(max(0, free_memory() - reserved - added * self._weight_bytes) // added)
+        return memory_of_replicas(added, reserved, self._weight_bytes)
 
     def _start(self, rank: int, place: ProcessPlace, share: MemoryShare | None) -> RunningReplica:
         factory = self._factory
@@ -219,7 +199,7 @@ class Replicas(Scaling):
     async def _grow(self, size: int) -> None:
         first = len(self._running)
         try:
-            places = self._places(size)[first:]
+            places = replica_places(self._settings, size, self._gpus)[first:]
         except UnavailableDevice as error:
             raise CommandRefused(f"{error}.") from error
         share = self._share(len(places))

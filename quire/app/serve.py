@@ -248,8 +248,6 @@ def _check_front_ends(settings: Serve) -> None:
     for field, value in idle.items():
         if getattr(settings, field) != value:
             raise _refusal(settings, f"{settings.flag(field)} does not work with {flag}")
-    if settings.has_replicas:
-        raise _refusal(settings, f"{flag} does not work with --data-parallel-size: the replicas of a server have 1")
     if settings.engine_process is False:
         raise _refusal(settings, f"--no-engine-process does not work with {flag}, which share a process")
     if settings.response_store is not None and settings.response_store.rstrip("/") in ("sqlite:", "sqlite:///:memory:"):

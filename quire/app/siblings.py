@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ import msgspec
 from prometheus_client import Metric
 from typing_extensions import override
 
-from quire.app.front_end import FrontEnd, SharedModel
+from quire.app.front_end import FrontEnd
 from quire.app.running_models import RunningModel
+from quire.app.shared_model import ModelBeforeSharedCores
 from quire.app.stats_log import StatsCounts, StatsLog
 from quire.engine.client.engine_client import EngineClient
 from quire.engine.client.siblings import Notice
@@ -31,8 +34,9 @@ _HEEDING = 30.0  # seconds for what has to be done before the answer
 
 
 class TellNotice(msgspec.Struct, frozen=True, tag="notice"):
-    """Do what a notice about the engine means."""
+    """Do what a notice about the core with a rank means."""
 
+    rank: int
     notice: Notice
 
 
@@ -56,15 +60,21 @@ _Question = TellNotice | AskMetrics | AskLoad | AskStats | ResetMediaCaches
 _QUESTIONS: msgspec.msgpack.Decoder[_Question] = msgspec.msgpack.Decoder(_Question)
 
 
-class Siblings(OtherProcesses, EngineSiblings):
+class Siblings(OtherProcesses):
     """The other front ends of the server; and the answers of this one to them."""
 
-    def __init__(self, front_end: FrontEnd, state: ServerState, metrics: Metrics, client: EngineClient) -> None:
-        """`client`: of the engine that all share."""
+    def __init__(
+        self,
+        front_end: FrontEnd,
+        state: ServerState,
+        metrics: Metrics,
+        clients: Callable[[], Mapping[int, EngineClient]],
+    ) -> None:
+        """`clients`: gives those of the engine that all share, by the ranks of its cores."""
         self._front_end = front_end
         self._state = state
         self._metrics = metrics
-        self._client = client
+        self._clients = clients
         self._stats_log: StatsLog | None = None
 
     @property
@@ -83,9 +93,9 @@ class Siblings(OtherProcesses, EngineSiblings):
         finally:
             server.close()
 
-    @override
-    async def tell(self, notice: Notice) -> None:
-        await self._ask_all(TellNotice(notice), _HEEDING)
+    async def tell(self, rank: int, notice: Notice) -> None:
+        """Tell them a notice about a core, and wait until they have heeded it."""
+        await self._ask_all(TellNotice(rank, notice), _HEEDING)
 
     @override
     async def in_flight(self) -> int:
@@ -172,8 +182,9 @@ class Siblings(OtherProcesses, EngineSiblings):
 
     async def _answer(self, question: _Question) -> bytes:
         match question:
-            case TellNotice(notice=notice):
-                await self._client.heed(notice)
+            case TellNotice(rank=rank, notice=notice):
+                if (client := self._clients().get(rank)) is not None:  # else this one has sent nothing there
+                    await client.heed(notice)
                 return msgspec.msgpack.encode(True)
             case AskMetrics():
                 return msgspec.msgpack.encode(self._dump())
@@ -187,13 +198,25 @@ class Siblings(OtherProcesses, EngineSiblings):
                 return msgspec.msgpack.encode(True)
 
 
+@dataclass(frozen=True, slots=True)
+class _SiblingsOfCore(EngineSiblings):
+    """The clients of a core in the other front ends."""
+
+    siblings: Siblings
+    rank: int
+
+    @override
+    async def tell(self, notice: Notice) -> None:
+        await self.siblings.tell(self.rank, notice)
+
+
 def open_siblings(
     front_end: FrontEnd, state: ServerState, metrics: Metrics, running: Sequence[RunningModel]
 ) -> Siblings:
     """Return the other front ends, of which the endpoints and the client of the engine know from now on."""
     (model,) = running
-    assert isinstance(model, SharedModel)
-    siblings = Siblings(front_end, state, metrics, model.client)
-    model.client.siblings = siblings
+    assert isinstance(model, ModelBeforeSharedCores)
+    siblings = Siblings(front_end, state, metrics, lambda: model.clients)
+    model.use_siblings(partial(_SiblingsOfCore, siblings))
     state.others = siblings
     return siblings

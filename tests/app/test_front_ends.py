@@ -23,6 +23,7 @@ from tests.support.patience import PATIENCE
 from tests.support.process import (
     ServerProcess,
     assert_all_have_ended,
+    cores_and_ranks,
     ended,
     eventually,
     failing,
@@ -313,7 +314,6 @@ async def test_all_end_with_their_parent_and_leave_nothing_behind(
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("m --data-parallel-size 2", "does not work with --data-parallel-size"),
         ("m --uds quire.sock", "--uds does not work with --api-server-count 2"),
         ("m --nnodes 2 --tensor-parallel-size 2", "--nnodes does not work with --api-server-count 2"),
         ("m --no-engine-process", "--no-engine-process does not work with --api-server-count 2"),
@@ -347,3 +347,117 @@ def test_a_port_that_is_in_use_and_a_model_that_cannot_be_loaded_are_refused(tmp
     log = failing(str(folder), "--api-server-count", "2", "--port", "0")
     assert log.count("cannot serve: ") == 1
     assert "Traceback" not in log
+
+
+REPLICAS = ("--data-parallel-size", "2", "--max-client-share", "1", "--max-num-seqs", "64")
+PROMPTS = ["a b c d e f g h " * 4 + str(number) for number in range(4)]
+
+
+async def replicas_of(server: ServerProcess) -> set[str]:
+    """The states of the replicas, in their order, as front ends see them."""
+    lists = [answer.json()["data"] for answer in await got(server, "/replicas", 6)]
+    return {" ".join(replica["state"] for replica in replicas) for replicas in lists}
+
+
+def sum_of_requests(server: ServerProcess) -> int:
+    with server.http as client:
+        return sum(replica["requests"] for replica in client.get("/replicas").json()["data"])
+
+
+async def until_replicas_are(server: ServerProcess, states: str) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while await replicas_of(server) != {states}:
+            await asyncio.sleep(0.02)
+
+
+async def test_front_ends_before_replicas_answer_as_one_server_and_share_what_is_known(tmp_path: Path) -> None:
+    folder = model_in(tmp_path)
+    body = {**BODY, "max_tokens": 12}
+    with serving(str(folder)) as server, server.http as client:
+        alone = [client.post("/v1/completions", json={**body, "prompt": prompt}).json() for prompt in PROMPTS]
+    with several(folder, *REPLICAS) as server:
+        assert "2 replicas, each in a process, before 2 that serve HTTP" in server.log
+        for prompt, answer in zip(PROMPTS, alone, strict=True):
+            answers = [
+                response.json() for response in await posted(server, "/v1/completions", {**body, "prompt": prompt}, 4)
+            ]
+            assert {each["choices"][0]["text"] for each in answers} == {answer["choices"][0]["text"]}
+        assert server.metric("request_success_total") == 16
+        assert server.metric("prefix_cache_hits_total") >= 12 * 64, (
+            "whichever front end asks, it is asked where they are"
+        )
+        before = front_ends(server)
+        async with clients(server, 16) as made:
+            tasks = await begun_streams(made, {**ENDLESS, "prompt": "a b c"})
+            (load,) = await got(server, "/replicas", 1)
+            assert [replica["requests"] for replica in load.json()["data"]] == [8, 8]
+            before[1].kill()
+            await sooner_or_later(lambda: len(front_ends(server)) == 2 and before[1] not in front_ends(server))
+            left = [task for task in tasks if not task.done()]
+            assert 0 < len(left) < 16
+            await sooner_or_later(lambda: server.metric("num_requests_running") == len(left))
+            cores_and_ranks(server)[1].kill()
+            await sooner_or_later(lambda: any(task.done() for task in left))
+            await until_replicas_are(server, "ready ready")
+            still = [task for task in left if not task.done()]
+            assert {task.result() for task in left if task.done()} == {"ServiceUnavailableError"}
+            assert still, "those of the other replica"
+            for task in still:
+                task.cancel()
+        assert server.metric("engine_restarts_total") == 1
+        await sooner_or_later(lambda: server.metric("num_requests_running") == 0)
+        (load,) = await got(server, "/replicas", 1)
+        assert [(replica["requests"], replica["tokens"]) for replica in load.json()["data"]] == [(0, 0), (0, 0)]
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(PATIENCE) == 0
+        assert_all_have_ended(children)
+        assert "Traceback" not in server.log
+
+
+async def test_a_replica_that_is_started_again_is_paused_as_the_others_are(tmp_path: Path) -> None:
+    with several(model_in(tmp_path), *REPLICAS) as server:
+        (paused,) = await posted(server, "/pause?mode=keep", {}, 1)
+        assert paused.status_code == httpx.codes.OK
+        assert {answer.text for answer in await got(server, "/is_paused")} == {'{"is_paused":true}'}
+        cores_and_ranks(server)[0].kill()
+        await sooner_or_later(lambda: server.metric("engine_restarts_total") == 1)
+        await until_replicas_are(server, "ready ready")
+        async with clients(server, 8) as made:
+            bodies = [{**BODY, "prompt": "b"} for _ in made]
+            waiting = [
+                asyncio.create_task(client.post("/v1/completions", json=body))
+                for client, body in zip(made, bodies, strict=True)
+            ]
+            await sooner_or_later(lambda: sum_of_requests(server) == 8)
+            (resumed,) = await posted(server, "/resume", {}, 1)
+            assert resumed.status_code == httpx.codes.OK
+            assert {answer.status_code for answer in await asyncio.gather(*waiting)} == {200}
+        assert "Traceback" not in server.log
+
+
+@pytest.mark.slow
+async def test_the_number_of_replicas_is_changed_through_any_front_end(tmp_path: Path) -> None:
+    with several(model_in(tmp_path), *REPLICAS) as server:
+        async with clients(server, 6) as made:
+            for size in (3, 2):
+                body = {**BODY, "max_tokens": 4000, "stream": True, "prompt": "a"}
+                tasks = await begun_streams(made, body)
+                answers = await asyncio.gather(
+                    *(posted(server, "/scale_elastic_ep", {"new_data_parallel_size": size}, 1) for _ in range(2))
+                )
+                assert httpx.codes.OK in {answer.status_code for (answer,) in answers}
+                await until_replicas_are(server, " ".join(["ready"] * size))
+                assert Counter(await asyncio.gather(*tasks)) == {"length": 6}
+        await sooner_or_later(lambda: len(cores_and_ranks(server)) == 2)
+        async with clients(server, 6) as made:
+            tasks = await begun_streams(made, {**ENDLESS, "prompt": "a"})
+            body = {"new_data_parallel_size": 1, "drain_timeout": 0.05}
+            (late,) = await posted(server, "/scale_elastic_ep", body, 1)
+            assert late.status_code == httpx.codes.REQUEST_TIMEOUT, late.text
+            assert "there are 2 replicas as before" in late.text
+            await until_replicas_are(server, "ready ready")
+            assert not any(task.done() for task in tasks)
+            for task in tasks:
+                task.cancel()
+        assert "Traceback" not in server.log

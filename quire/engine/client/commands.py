@@ -154,11 +154,11 @@ class CommandSender(Commands):
         """Wait until the core has handled all that was sent to it."""
         await self._run(ResetCaches())
 
-    async def _pause(self, *, drain: bool) -> BegunPause:
+    async def _pause(self, *, drain: bool, is_temporary: bool = False) -> BegunPause:
         begun = BegunPause(self)
         self._begun.add(begun)
         try:
-            await self._run(Pause(drain=drain))
+            await self._run(Pause(drain=drain, is_temporary=is_temporary))
         except asyncio.CancelledError:
             begun.give_up()
             raise
@@ -211,7 +211,9 @@ class CommandSender(Commands):
         async with self._updating:
             if mode == "abort":
                 await self._end_all("updated")
-            begun = await self._pause(drain=True) if mode == "wait" and not self._stays_paused else None
+            begun = None
+            if mode == "wait" and not self._stays_paused:
+                begun = await self._pause(drain=True, is_temporary=True)
             try:
                 await self._run(UpdateWeights(str(folder)))
             finally:

@@ -80,6 +80,7 @@ class EngineClient(SlottedEngine):
         self.observers = Observers()
         self.request_log: RequestLog | None = None
         self.siblings: Siblings = NoSiblings()
+        self.on_state: Callable[[EngineState], None] = lambda _: None
         self._slots = slots
         self._rank = rank
         self._channel = channel
@@ -388,6 +389,7 @@ class EngineClient(SlottedEngine):
             case EngineState():
                 self._sleep_control.learned(message)
                 self._command_sender.learned(is_paused=message.is_paused)
+                self.on_state(message)
             case Ready(info=info) if not self._ready.done():
                 if self._dead is not None:
                     self._dead = None

@@ -240,9 +240,11 @@ class Pause(msgspec.Struct, frozen=True, tag="pause"):
 
     Attributes:
         drain: requests that have arrived end first; later ones wait.
+        is_temporary: the front end sends `Resume` by itself. If it ends before, the engine goes on.
     """
 
     drain: bool = False
+    is_temporary: bool = False
 
 
 class Resume(msgspec.Struct, frozen=True, tag="resume"):
@@ -492,11 +494,13 @@ class EngineState(msgspec.Struct, frozen=True, tag="engine_state"):
         asleep: what has no memory.
         level: of the last sleep.
         is_paused: no step is run, or none will be once requests that have begun have ended.
+        weights: the folder of those that have replaced the first ones; None: none have.
     """
 
     asleep: frozenset[MemoryTag] = frozenset()
     level: SleepLevel = 1
     is_paused: bool = False
+    weights: str | None = None
 
 
 class CoreDied(msgspec.Struct, frozen=True, tag="died"):

@@ -44,6 +44,7 @@ from quire.engine.client.protocol import (
     StepOutput,
     StepStats,
     TokensOutput,
+    UpdateWeights,
     Wake,
     gauges_of,
 )
@@ -89,7 +90,7 @@ class _SentCommand(NamedTuple):
     Attributes:
         identity: of the front end that has sent it.
         serial: that it has there.
-        was_paused: the engine was paused when it came.
+        was_paused: the engine was to stay paused when it came.
     """
 
     identity: bytes
@@ -109,6 +110,8 @@ class SharedCoreChannel(CoreChannel):
         self._pinging: deque[bytes] = deque()  # front ends, in the order of their pings
         self._changing: deque[tuple[bytes, SleepLevel | None]] = deque()  # who has sent `Sleep` or `Wake`
         self._commands: dict[int, _SentCommand] = {}
+        self._temporary: set[bytes] = set()  # front ends that will end their pauses themselves
+        self._stays_paused = False  # until a front end sends `Resume`
         self._serial = 0
         self._ready: Ready | None = None
         self._stats = StepStats()
@@ -174,7 +177,7 @@ class SharedCoreChannel(CoreChannel):
                 self._answer_change(message)
             case CommandDone(serial=serial):
                 if (sent := self._commands.pop(serial, None)) is not None:
-                    self._send(sent.identity, msgspec.structs.replace(message, serial=sent.serial))
+                    self._answer_command(sent, message)
             case Ready():
                 self._ready = message
                 self._send_to_all(message)
@@ -193,17 +196,21 @@ class SharedCoreChannel(CoreChannel):
             self._send(identity, StepOutput([], gauges_of(self._stats)))
 
     def _forget(self, identity: bytes) -> None:
-        """Abort the requests of a front end that has ended, and give up the pauses that it waits for."""
+        """Abort the requests of a front end that has ended, and give up the pauses that it waits for, or would end."""
         if identity in self._left:
             return
         self._left.add(identity)
         self._front_ends.pop(identity, None)
         self._abort([request_id for request_id, owner in self._owners.items() if owner == identity])
         for serial, sent in list(self._commands.items()):
-            if sent.identity == identity:
+            if sent.identity == identity and not isinstance(sent.command, UpdateWeights):  # which is done all the same
                 del self._commands[serial]
-                if isinstance(sent.command, Pause) and sent.command.drain:
+                if isinstance(sent.command, Pause) and sent.command.drain and not sent.command.is_temporary:
                     self._run(identity, serial, Pause() if sent.was_paused else Resume())
+        if identity in self._temporary:
+            self._temporary.remove(identity)
+            if not self._temporary:
+                self._run(identity, 0, Pause() if self._stays_paused else Resume())
 
     def _add(self, identity: bytes, request: AddRequest) -> None:
         if request.request_id in self._owners:
@@ -221,10 +228,20 @@ class SharedCoreChannel(CoreChannel):
 
     def _run(self, identity: bytes, serial: int, command: Command) -> None:
         self._serial += 1
-        self._commands[self._serial] = _SentCommand(identity, serial, command, self._state.is_paused)
+        self._commands[self._serial] = _SentCommand(identity, serial, command, self._stays_paused)
+        if isinstance(command, Pause) and command.is_temporary:
+            self._temporary.add(identity)
+        elif isinstance(command, Pause | Resume):
+            self._temporary.discard(identity)
+            self._stays_paused = isinstance(command, Pause)
         self._unpacked.append(RunCommand(self._serial, command))
         if isinstance(command, Pause | Resume):
             self._set_state(identity, msgspec.structs.replace(self._state, is_paused=isinstance(command, Pause)))
+
+    def _answer_command(self, sent: _SentCommand, answer: CommandDone) -> None:
+        self._send(sent.identity, msgspec.structs.replace(answer, serial=sent.serial))
+        if isinstance(sent.command, UpdateWeights) and answer.error is None:
+            self._set_state(sent.identity, msgspec.structs.replace(self._state, weights=sent.command.folder))
 
     def _answer_change(self, answer: SleepState) -> None:
         identity, level = self._changing.popleft()

@@ -36,6 +36,7 @@ from quire.engine.client.protocol import (
     StepOutput,
     StepStats,
     TokensOutput,
+    UpdateWeights,
     Wake,
 )
 from quire.engine.client.sampling_params import SamplingParams
@@ -242,6 +243,44 @@ async def test_a_pause_that_waits_ends_with_the_process_that_wanted_it(before: P
         undone = await all_of_them.next()
         assert isinstance(undone, RunCommand)
         assert undone.command == before
+
+
+@pytest.mark.parametrize(("kept", "undone"), [(None, Resume()), (Pause(), Pause()), (Resume(), Resume())])
+async def test_a_pause_for_new_weights_ends_with_the_process_that_wanted_it(
+    kept: Pause | Resume | None, undone: Pause | Resume
+) -> None:
+    with shared() as all_of_them:
+        core = all_of_them.core
+        first, second = await all_of_them.front("0.1"), await all_of_them.front("1.1")
+        first.channel.send(RunCommand(1, Pause(drain=True, is_temporary=True)))
+        pause = await all_of_them.next()
+        assert isinstance(pause, RunCommand)
+        core.send(CommandDone(pause.serial))
+        if kept is not None:
+            second.channel.send(RunCommand(0, kept))
+            await all_of_them.next()
+        first.channel.send(RunCommand(2, UpdateWeights("new")))
+        update = await all_of_them.next()
+        assert isinstance(update, RunCommand)
+        second.channel.send(FrontEndLeft("0.1"))
+        command = await all_of_them.next()
+        assert isinstance(command, RunCommand)
+        assert command.command == undone
+        second.take()
+        core.send(CommandDone(update.serial))
+        await until_it_has(second, 1)
+        assert second.take()[-1] == EngineState(is_paused=undone == Pause(), weights="new"), "later ones get the same"
+
+
+async def test_a_pause_for_new_weights_that_has_ended_is_not_ended_again() -> None:
+    with shared() as all_of_them:
+        first, second = await all_of_them.front("0.1"), await all_of_them.front("1.1")
+        for command in (Pause(drain=True, is_temporary=True), Resume()):
+            first.channel.send(RunCommand(1, command))
+            await all_of_them.next()
+        second.channel.send(FrontEndLeft("0.1"))
+        second.channel.send(Ping(1))
+        assert await all_of_them.next() == Ping(1)
 
 
 async def test_only_the_parent_ends_the_core_and_all_learn_of_its_death() -> None:

@@ -1,4 +1,4 @@
-"""Load: the tokens that a replica has yet to compute, as the front end knows them."""
+"""Load: the tokens that a replica has yet to compute, as the front end knows them, or several of them together."""
 
 from __future__ import annotations
 
@@ -12,8 +12,23 @@ class Load:
     """The tokens of a replica's requests that are not computed yet: of prompts, and of answers as they usually are."""
 
     def __init__(self) -> None:
-        self.tokens = 0.0
-        self.requests = 0
+        self.tokens_here = 0.0
+        self.requests_here = 0
+
+    @property
+    def tokens(self) -> float:
+        """Those of all front ends."""
+        return self.tokens_here
+
+    @property
+    def requests(self) -> int:
+        """Those of all front ends."""
+        return self.requests_here
+
+    def add(self, tokens: float, requests: int) -> None:
+        """Count tokens and requests of this front end; or fewer than before."""
+        self.requests_here += requests
+        self.tokens_here = self.tokens_here + tokens if self.requests_here else 0.0  # without the errors of sums
 
     def begin(self, prompt: float, answer: float) -> Work:
         """Count a request.
@@ -36,14 +51,13 @@ class Work:
         self._prompt = prompt
         self._answer = answer
         self._is_open = True
-        load.tokens += prompt + answer
-        load.requests += 1
+        load.add(prompt + answer, 1)
 
     def extend(self, tokens: int) -> None:
         """The prompt has got more tokens."""
         if self._is_open:
             self._prompt += tokens
-            self._load.tokens += tokens
+            self._load.add(tokens, 0)
 
     def advance(self, tokens: int) -> None:
         """Tokens were generated, after the prompt was computed."""
@@ -52,16 +66,13 @@ class Work:
             done = self._prompt + min(tokens, self._answer)
             self._answer = max(0.0, self._answer - tokens)
             self._prompt = 0.0
-            self._load.tokens -= done
+            self._load.add(-done, 0)
 
     def end(self) -> None:
         """The replica has nothing left to do for the request. Calls after the first have no effect."""
         if self._is_open:
             self._is_open = False
-            self._load.tokens -= self._prompt + self._answer
-            self._load.requests -= 1
-            if not self._load.requests:
-                self._load.tokens = 0.0  # without the errors of sums
+            self._load.add(-self._prompt - self._answer, -1)
 
     def end_and_tell(self, ended: Callable[[], None] | None) -> Callable[[], None]:
         """Return what ends this, and then calls `ended`."""

@@ -13,11 +13,12 @@ from typing_extensions import override
 from quire.engine.client.commands import BegunPause, Commands, PauseMode
 from quire.engine.client.engine_client import EngineClient
 from quire.engine.client.errors import CommandRefused, EngineDead, EngineError, RequestRefused
-from quire.engine.client.protocol import MemoryTag, SleepLevel
+from quire.engine.client.protocol import EngineState, MemoryTag, SleepLevel
 from quire.engine.client.replicas.replica import Replica
 from quire.engine.client.sleep import Sleeping
 
 _ALL: frozenset[MemoryTag] = frozenset(("weights", "kv_cache"))
+_LOOK_EVERY = 0.02  # seconds between two looks whether operations have ended
 Result = TypeVar("Result")
 
 
@@ -53,25 +54,30 @@ class Operations:
     """The operations that run on all replicas of a set. A replica that enters waits until they have ended."""
 
     def __init__(self) -> None:
-        self._count = 0
-        self._ended = asyncio.Event()
+        self.count_here = 0
+
+    @property
+    def count(self) -> int:
+        """How many run, in all front ends."""
+        return self.count_here
+
+    def add(self, count: int) -> None:
+        """Count operations of this front end; or fewer than before."""
+        self.count_here += count
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """A context in which an operation runs."""
-        self._count += 1
-        self._ended.clear()
+        self.add(1)
         try:
             yield
         finally:
-            self._count -= 1
-            if not self._count:
-                self._ended.set()
+            self.add(-1)
 
     async def end(self) -> None:
         """Wait until no operation runs."""
-        while self._count:
-            await self._ended.wait()
+        while self.count:  # noqa: ASYNC110 other processes are not heard
+            await asyncio.sleep(_LOOK_EVERY)
 
 
 class ReplicaSleeping(Sleeping):
@@ -101,6 +107,10 @@ class ReplicaSleeping(Sleeping):
         with self._operations.running():
             await on_each(self._replicas.live(), lambda client: client.sleeping.wake_up(chosen))
             self._asleep -= chosen
+
+    def learned(self, state: EngineState) -> None:
+        """Another front end has put the replicas to sleep, or has woken them."""
+        self._asleep, self._level = state.asleep, state.level
 
     async def catch_up(self, client: EngineClient) -> None:
         """Put the client of a new core to sleep if the others sleep."""
@@ -188,7 +198,7 @@ class ReplicaCommands(Commands):
                 raise next(iter(refusals.values()))
             self._weights = folder
         for replica, error in refusals.items():  # it is started again with the weights of the others
-            replica.client.fail(f"its weights were not replaced as those of other replicas were: {error}")
+            replica.end(f"its weights were not replaced as those of other replicas were: {error}")
         for replica in replicas:
             replica.forget_prefixes()
 
@@ -199,6 +209,14 @@ class ReplicaCommands(Commands):
     @override
     async def stop_profile(self) -> None:
         await on_each(self._replicas.live(), lambda client: client.commands.stop_profile())
+
+    def learned(self, state: EngineState) -> None:
+        """Another front end has paused the replicas, let them go on, or replaced their weights."""
+        self._stays_paused = state.is_paused
+        if not state.is_paused:
+            self._begun.clear()
+        if state.weights is not None:
+            self._weights = Path(state.weights)
 
     async def catch_up(self, client: EngineClient) -> None:
         """Give a new core the weights that the others have, and pause it if they are paused."""

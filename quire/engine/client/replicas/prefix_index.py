@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from typing import Protocol
 
 import numpy as np
 import xxhash
+from typing_extensions import override
 
 from quire.engine.client.protocol import TokenArray
 from quire.engine.client.stream import EngineRequest
@@ -57,7 +59,20 @@ class PromptKeys:
         return self._keys
 
 
-class PrefixIndex:
+class Prefixes(Protocol):
+    """Which prefixes of prompts a replica probably has."""
+
+    def matched(self, keys: Sequence[int]) -> int:
+        """Return how many of a prompt's blocks, from its beginning, are there."""
+
+    def add(self, keys: Sequence[int]) -> object:
+        """Note a prompt that is sent to the replica."""
+
+    def clear(self) -> None:
+        """Forget all: the replica's cache is empty."""
+
+
+class PrefixIndex(Prefixes):
     """The keys of the blocks that a replica has computed and not evicted, as far as the front end can know.
 
     It has the keys of the prompts that were sent there, as many as the replica's cache has blocks. As in the cache,
@@ -92,14 +107,15 @@ class PrefixIndex:
         self._capacity = min(num_blocks, self._most)
         self._evict()
 
+    @override
     def matched(self, keys: Sequence[int]) -> int:
-        """Return how many of a prompt's blocks, from its beginning, are there."""
         known = self._keys
         for index, key in enumerate(keys):
             if key not in known:
                 return index
         return len(keys)
 
+    @override
     def add(self, keys: Sequence[int]) -> list[int]:
         """Note a prompt that is sent to the replica; return the keys that had to leave for it."""
         known = self._keys
@@ -118,8 +134,8 @@ class PrefixIndex:
         """Return the keys that were used last, the newest first."""
         return list(islice(reversed(self._keys), number))
 
+    @override
     def clear(self) -> None:
-        """Forget all: the replica's cache is empty."""
         self._keys.clear()
 
     def _evict(self) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from typing_extensions import override
@@ -12,7 +12,7 @@ from quire.engine.client.model_info import ModelInfo
 from quire.engine.client.protocol import MemoryTag, SleepLevel
 from quire.engine.client.records import Observer
 from quire.engine.client.replicas.load import Load
-from quire.engine.client.replicas.prefix_index import PrefixIndex
+from quire.engine.client.replicas.prefix_index import Prefixes, PrefixIndex
 
 _STALLED = 10.0  # seconds without an answer after which others get requests
 ReplicaState = Literal["starting", "ready", "draining", "dead"]
@@ -25,6 +25,7 @@ class Replica(Observer):
         rank: its number in the set.
         client: the client of its core.
         load: what it has yet to compute.
+        end: ends its core, which is then started again; called with the reason.
         info: facts about the model that its core has loaded; None before.
         prefixes: what its prefix cache probably holds; None if there is none.
         is_loaded: its core was loaded once.
@@ -32,14 +33,33 @@ class Replica(Observer):
         is_leaving: it gets no more requests, and is removed once it has none.
     """
 
-    def __init__(self, rank: int, client: EngineClient) -> None:
+    def __init__(
+        self,
+        rank: int,
+        client: EngineClient,
+        load: Load | None = None,
+        new_prefixes: Callable[[int], Prefixes] = PrefixIndex,
+        *,
+        entered: bool = False,
+    ) -> None:
+        """Its core may still be loading.
+
+        Args:
+            rank: its number in the set.
+            client: the client of its core.
+            load: what several front ends count together; None: this one is alone.
+            new_prefixes: gives what its prefix cache holds, by the number of its blocks.
+            entered: for other front ends it has entered.
+        """
         self.rank = rank
         self.client = client
-        self.load = Load()
+        self.end: Callable[[str], None] = client.fail
+        self.load = load or Load()
+        self._new_prefixes = new_prefixes
         self.info: ModelInfo | None = None
-        self.prefixes: PrefixIndex | None = None
+        self.prefixes: Prefixes | None = None
         self.is_loaded = False
-        self.has_entered = False
+        self.has_entered = entered
         self.is_leaving = False
         client.observers.add(self)
 
@@ -69,7 +89,7 @@ class Replica(Observer):
 
     def describe(self, info: ModelInfo, *, has_prefix_cache: bool) -> None:
         """Take note of the model that its core has loaded."""
-        self.prefixes = PrefixIndex(info.num_blocks) if has_prefix_cache and info.num_blocks else None
+        self.prefixes = self._new_prefixes(info.num_blocks) if has_prefix_cache and info.num_blocks else None
         self.info = info
         self.is_loaded = True
 
@@ -97,4 +117,4 @@ def end_stalled(replicas: Sequence[Replica], seconds: float) -> None:
     for replica in replicas:
         stalled = replica.client.unresponsive_seconds()
         if replica not in answering and replica.client.dead is None and stalled > seconds:
-            replica.client.fail(f"it has made no progress for {stalled:.0f} s (--stall-timeout)")
+            replica.end(f"it has made no progress for {stalled:.0f} s (--stall-timeout)")

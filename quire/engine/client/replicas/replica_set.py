@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager, suppress
+from functools import partial
 from typing import NoReturn
 
 from typing_extensions import override
@@ -16,7 +17,7 @@ from quire.engine.client.engine import NO_DEADLINE
 from quire.engine.client.errors import EngineDead, EngineError
 from quire.engine.client.model_info import KVEventSource, ModelInfo
 from quire.engine.client.origin import check_rank, current_origin
-from quire.engine.client.protocol import MediaItem, StepStats, TokenArray
+from quire.engine.client.protocol import EngineState, MediaItem, StepStats, TokenArray
 from quire.engine.client.records import Observers
 from quire.engine.client.replicas.dispatch import dispatch_cost
 from quire.engine.client.replicas.load import AnswerLength, Work
@@ -38,8 +39,14 @@ class ReplicaSet(SlottedEngine):
     A request is never sent to a second replica: one that makes its replica die would end them all.
     """
 
-    def __init__(self, slots: Slots, *, has_prefix_cache: bool) -> None:
-        """`slots`: of one replica's sequences; it grows with each. `has_prefix_cache`: the engines have one."""
+    def __init__(self, slots: Slots, *, has_prefix_cache: bool, operations: Operations | None = None) -> None:
+        """Begin without replicas.
+
+        Args:
+            slots: of one replica's sequences; it grows with each.
+            has_prefix_cache: the engines have one.
+            operations: that several front ends count together; None: this one is alone.
+        """
         self.observers = Observers()
         self._slots = slots
         self._slots_of_each = slots.capacity
@@ -50,7 +57,7 @@ class ReplicaSet(SlottedEngine):
         self._answers = AnswerLength()
         self._open: dict[str, tuple[Replica, Work]] = {}  # requests whose prompts may be extended
         self._items: dict[str, tuple[Replica, Work]] = {}  # requests of batches
-        self._operations = Operations()
+        self._operations = operations or Operations()
         self._replica_sleeping = ReplicaSleeping(self, self._operations)
         self.sleeping: Sleeping = self._replica_sleeping
         self._replica_commands = ReplicaCommands(self, self._operations)
@@ -64,8 +71,20 @@ class ReplicaSet(SlottedEngine):
     def add(self, replica: Replica) -> None:
         """Add a replica, whose core may still be loading. It gets no requests before it has entered."""
         self._replicas.append(replica)
+        replica.client.on_state = partial(self._learn, replica)
         replica.client.observers.add(self.observers)
         self._count_slots()
+
+    def _learn(self, replica: Replica, state: EngineState) -> None:
+        """Take note of what another front end has made of a replica, as it does so with all."""
+        if replica.has_entered:
+            self._replica_sleeping.learned(state)
+            self._replica_commands.learned(state)
+
+    def describe(self, replica: Replica, info: ModelInfo) -> None:
+        """Take note of the model that the core of a replica has loaded. What is asked of all is asked of it, too."""
+        replica.describe(info, has_prefix_cache=self._has_prefix_cache)
+        self._keys.block_size = info.block_size
 
     async def enter(self, replica: Replica, info: ModelInfo) -> None:
         """Let a replica get requests, whose core has been loaded: for the first time, or again.
@@ -73,8 +92,7 @@ class ReplicaSet(SlottedEngine):
         Raises:
             EngineDead: it has died meanwhile, or cannot become as the others are.
         """
-        replica.describe(info, has_prefix_cache=self._has_prefix_cache)
-        self._keys.block_size = info.block_size
+        self.describe(replica, info)
         await self._operations.end()
         try:
             await self._replica_commands.catch_up(replica.client)
@@ -83,7 +101,7 @@ class ReplicaSet(SlottedEngine):
             raise
         except EngineError as error:
             reason = f"it cannot become as the other replicas are: {error}"
-            replica.client.fail(reason)
+            replica.end(reason)
             raise EngineDead(reason) from error
         replica.has_entered = True
 
