@@ -6,7 +6,8 @@ Every server gets the same trace: conversations that go on at the same time, eac
 when it has read the answer. A prompt is all that was said before: if it is cached, only the last turn is computed.
 Conversations of a group begin with the same system prompt. "in turns" names the replica of each request in the header
 x-data-parallel-rank, one after the other, as a plain load balancer would. Weights are random (--load-format dummy).
-The servers run one after the other, in as many rounds; each round begins with another one.
+The servers run one after the other, in as many rounds; each round begins with another one. --add adds rounds to those
+that a file of results has, for a machine that is quiet for minutes only.
 
     python -m benchmarks.replicas --kill 64 --rounds 5
 
@@ -34,6 +35,7 @@ from datetime import date
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import httpx
 import psutil
@@ -202,7 +204,7 @@ def _counters(url: str) -> dict[str, dict[str, float]]:
 
 async def _stream(client: httpx.AsyncClient, number: int, begun: asyncio.Semaphore) -> tuple[str, float]:
     """How a stream ends, and when."""
-    body = {"prompt": f"w{number + 3} w5", "max_tokens": 100, "ignore_eos": True, "stream": True}
+    body = {"prompt": f"w{number + 3} w5", "max_tokens": 400, "ignore_eos": True, "stream": True}
     ended, is_first = "", True
     async with client.stream("POST", "/v1/completions", json=body) as answer:
         async for line in answer.aiter_lines():
@@ -237,7 +239,7 @@ async def kill_one(url: str, pid: int, count: int) -> dict[str, float]:
 
 def measure_deaths(options: argparse.Namespace) -> None:
     """Kill a replica in as many rounds, each with a server of its own."""
-    results = []
+    results = _earlier(options).get("rounds", [])
     with TemporaryDirectory() as folder:
         write_model(Path(folder), options)
         for _ in range(options.rounds):
@@ -247,6 +249,14 @@ def measure_deaths(options: argparse.Namespace) -> None:
     if options.out:
         content = {"date": str(date.today()), "streams": options.kill, "rounds": results}
         options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _earlier(options: argparse.Namespace) -> dict[str, Any]:
+    """The results that more are added to."""
+    if not options.add:
+        return {}
+    content: dict[str, Any] = json.loads(options.out.read_text(encoding="utf-8"))
+    return content
 
 
 def main() -> None:
@@ -264,6 +274,7 @@ def main() -> None:
     parser.add_argument("--cache", type=int, default=1 << 30, help="bytes of all KV caches of a server together")
     parser.add_argument("--port", type=int, default=9360)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--add", action="store_true", help="to the rounds of --out, which have the same settings")
     parser.add_argument("--kill", type=int, metavar="STREAMS", help="kill a replica under so many streams instead")
     options = parser.parse_args()
     if options.kill:
@@ -271,10 +282,12 @@ def main() -> None:
         return
     setups = [Setup(size) for size in options.sizes]
     setups += [Setup(size, in_turns=True) for size in options.sizes if size > 1]
-    measured: dict[str, list[Measured]] = {setup.name: [] for setup in setups}
+    earlier = _earlier(options).get("measured", {})
+    measured = {setup.name: [Measured(**each) for each in earlier.get(setup.name, ())] for setup in setups}
+    first = len(measured[setups[0].name])
     with TemporaryDirectory() as folder:
         write_model(Path(folder), options)
-        for number in range(options.rounds):
+        for number in range(first, first + options.rounds):
             for setup in setups[number % len(setups) :] + setups[: number % len(setups)]:
                 with serving(Path(folder), setup, options) as (url, _):
                     result = asyncio.run(converse(url, setup, options, seed=number))
@@ -286,7 +299,9 @@ def main() -> None:
         hits = median(result.hit_rate for result in results)
         print(f"{name:24} {throughput:.2f} times the throughput of {setups[0].name}, hit rate {hits:.3f}")
     if options.out:
-        settings = {name: value for name, value in vars(options).items() if name not in ("out", "port")}
+        settings = {
+            name: value for name, value in vars(options).items() if name not in ("out", "port", "add", "rounds")
+        }
         content = {
             "date": str(date.today()),
             "machine": {"cores": os.cpu_count(), "processor": platform.machine()},

@@ -28,6 +28,7 @@ from quire.kernels.grouped_weight import GroupedWeight
 from quire.kernels.head_linear import pack_head_weight, reference
 from quire.kernels.linear import PackedWeight, Quantization, pack_weight
 from quire.kernels.paged_attention import AttentionMetadata, AttentionParams, paged_decode, paged_varlen
+from quire.kernels.selected_attention import TokenPlaces, attend_selected, select_positions
 
 SHAPES = ((1024, 6144), (3072, 1024))  # inputs and outputs
 ROWS = (1, 4, 16, 64, 256, 1024)
@@ -48,6 +49,13 @@ PREFILLS = (  # tokens at the end of so many positions, heads, kv_heads, dim
     (512, 8192, 16, 8, 128),
     (512, 32768, 16, 8, 64),
 )
+SELECTED = ((1, 4096), (1, 32768), (16, 4096), (16, 32768))  # tokens at the end of so many positions
+INDEXER, LATENT, SELECTED_HEADS, TOP_K = (
+    (32, 128),
+    (576, 512),
+    64,
+    2048,
+)  # GLM-5's; DeepSeek V3.2 has twice as many heads
 BLOCK = 16
 # Inputs and outputs of SmolLM2-135M, Qwen3-0.6B and Qwen3-4B: queries, keys and values; gate and up; down.
 GROUPED_SHAPES = (
@@ -197,6 +205,38 @@ def prefill_attention(
     }
 
 
+def selected_attention(tokens: int, positions: int, limits: Limits) -> dict[str, Any]:
+    """Time the selection of tokens and the attention to them, of the last tokens of a prompt, and the same in torch."""
+    (index_heads, index_dim), (key_dim, value_dim) = INDEXER, LATENT
+    blocks = -(-positions // BLOCK)
+    shape = CacheShape(1, key_dim + index_dim, value_dim, values_in_keys=True)
+    layout = CacheLayout.of_one_group([shape], CacheGroup(FullCache(), (0,)))
+    (cache,) = HostKVCache(layout, blocks, BLOCK, torch.bfloat16).layers.values()
+    cache.keys.normal_()
+    lengths = torch.arange(positions - tokens + 1, positions + 1)
+    places = TokenPlaces(torch.randperm(blocks).view(1, blocks).int(), lengths, torch.zeros(tokens, dtype=torch.int64))
+    queries = torch.randn(tokens, index_heads, index_dim).bfloat16()
+    weights, q = torch.randn(tokens, index_heads), torch.randn(tokens, SELECTED_HEADS, key_dim + index_dim).bfloat16()
+    q[..., key_dim:] = 0.0
+    params = AttentionParams(key_dim**-0.5)
+    select = partial(select_positions, queries, weights, cache.keys, places, key_dim, TOP_K, 1.0)
+    attend = partial(attend_selected, q, cache.keys, cache.values, places, select(), key_dim, params)
+    runs = 5 if tokens > 1 else 12
+    times = {"select": _microseconds([select], runs), "attend": _microseconds([attend], runs)}
+    with native.disabled():
+        torch_times = {"select": _microseconds([select], runs), "attend": _microseconds([attend], runs)}
+    operations = 2 * tokens * (positions * index_heads * index_dim + TOP_K * SELECTED_HEADS * (key_dim + value_dim))
+    seconds = sum(part["best"] for part in times.values()) / 1e6
+    return {
+        "tokens": tokens,
+        "positions": positions,
+        **times,
+        "torch": torch_times,
+        "ratio": round(sum(part["best"] for part in torch_times.values()) / 1e6 / seconds, 2),
+        "share_of_operations": round(operations / seconds / limits.operations, 2),
+    }
+
+
 def _replayed(weights: Sequence[PackedWeight], x: torch.Tensor) -> dict[str, float]:
     """Time products with weights that are captured together, as in decode steps: µs of one."""
     counts = [len(x)] * len(RowKind)
@@ -230,6 +270,7 @@ PARTS: Mapping[str, Callable[[Limits], list[dict[str, Any]]]] = {
     ],
     "attention": lambda limits: [attention(*case, limits) for case in CASES],
     "prefill": lambda limits: [prefill_attention(*case, limits) for case in PREFILLS],
+    "selected": lambda limits: [selected_attention(*case, limits) for case in SELECTED],
 }
 
 

@@ -36,7 +36,7 @@ def causal_conv(
         bias: (channels,).
         state: (slots, width - 1, channels) float32, the inputs before the first token of each sequence, the oldest
             first; changed to those before the next one.
-        slots: (sequences,) int64, the state of each sequence; no two are equal.
+        slots: (sequences,) int64, the state of each sequence; no two are equal. On GPUs -1 is padding without a state.
         cu_seqlens: (sequences + 1,) int64 on the host, where the tokens of each sequence begin, and where the last end.
         activation: of the results.
         input_gate: (tokens, channels), x is multiplied with it, and rounded to its dtype.
@@ -87,9 +87,11 @@ def reference(
     silu: bool,
 ) -> Tensor:
     """`causal_conv` in torch, without an input gate."""
-    out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     bounds, taps = cu_seqlens.tolist(), weight.float().t()
     for slot, begin, end in zip(slots.tolist(), bounds, bounds[1:], strict=False):
+        if slot < 0:
+            continue
         inputs = torch.cat((state[slot], x[begin:end].float()))
         state[slot] = inputs[end - begin :]
         out[begin:end] = 0.0 if bias is None else bias.float()

@@ -19,9 +19,13 @@ def empty_like(x: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def copy_rows(x: Tensor, out: Tensor) -> None:
-    """Copy x (rows, dim) or (rows, heads, dim) to `out`, of the same shape; the last stride of both is 1."""
+    """Copy x (rows, dim) or (rows, heads, dim) to `out`, whose last dimension may be larger: zeros are behind them.
+
+    The last stride of both is 1.
+    """
     if not native.supports(x, out):
-        out.copy_(x)
+        out[..., : x.shape[-1]] = x
+        out[..., x.shape[-1] :] = 0
         return
     if x.dim() == 2:
         x, out = (split_heads(rows, 1, rows.shape[1]) for rows in (x, out))

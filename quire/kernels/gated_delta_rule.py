@@ -28,7 +28,7 @@ def gated_delta_rule(
         v: (tokens, heads, value_dim), the last two dimensions dense.
         gates: decays and betas.
         state: (slots, heads, key_dim, value_dim) float32, changed in place.
-        slots: (sequences,) int64, the state of each sequence; no two are equal.
+        slots: (sequences,) int64, the state of each sequence; no two are equal. On GPUs -1 is padding without a state.
         cu_seqlens: (sequences + 1,) int64 on the host, where the tokens of each sequence begin, and where the last end.
 
     Returns:
@@ -64,9 +64,11 @@ def reference(
 ) -> Tensor:
     """`gated_delta_rule` in torch. Vectorized functions of more tokens at once would give them other bits."""
     count, scale, rate = v.shape[1] // k.shape[1], k.shape[2] ** -0.5, -gates.log_rate.exp()[:, None]
-    out = torch.empty(v.shape, dtype=torch.float32, device=v.device)
+    out = torch.zeros(v.shape, dtype=torch.float32, device=v.device)
     bounds = cu_seqlens.tolist()
     for slot, begin, end in zip(slots.tolist(), bounds, bounds[1:], strict=False):
+        if slot < 0:
+            continue
         for token in range(begin, end):
             query, key = (_normalized(part[token].float()).repeat_interleave(count, 0)[:, :, None] for part in (q, k))
             steps = F.softplus(gates.decay[token].float() + gates.bias, threshold=30.0)

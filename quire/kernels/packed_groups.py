@@ -18,6 +18,7 @@ from quire.kernels.saved_weight import SavedWeight
 _STEP = 16  # inputs of the smallest group
 _BLOCK = 32  # inputs that weights are padded to whole numbers of
 _SUPER = 256  # inputs whose scales of 8 bits share a factor
+_OFFSETS_OF_4_BITS = range(-1, 17)  # with which sums of 32 products stay below what the kernels have room for
 _OUTPUTS = 32 * PANEL  # packed at a time, which takes several times their memory
 _SAMPLES = 16
 _TRIED = 1 << 20  # quotients at a time
@@ -125,9 +126,11 @@ class _Panels:
             self._table, unit = _integers(weight.table)
             scales = scales * unit
         zero = common_zero(scales, minimums) if compact and self._table is None else None
+        if weight.bits == 4 and zero not in _OFFSETS_OF_4_BITS:
+            zero = None
         if zero is not None:
             minimums = None
-        bits, added = _bits_and_added(weight, compact=compact)
+        bits, added = _bits_and_added(weight, zero or 0, compact=compact)
         offset = 128 if self._table is not None else added + (zero or 0)
         if (repeats := weight.group // group) > 1:  # groups of an odd number of 16 inputs
             scales = scales.repeat_interleave(repeats, 1)
@@ -230,16 +233,17 @@ def _integers(table: Tensor) -> tuple[Tensor, float]:
     return codes.view(torch.int8), largest / float(counts[best])
 
 
-def _bits_and_added(weight: GroupedWeight, *, compact: bool) -> tuple[int, int]:
-    """Bits of a code as it is packed, and what is added so that there are no negative ones."""
+def _bits_and_added(weight: GroupedWeight, zero: int, *, compact: bool) -> tuple[int, int]:
+    """Bits of a code as it is packed, and what is added so that there are no negative ones.
+
+    Codes of 6 bits are those minus `zero`, so that sums of products with them stay small.
+    """
     if weight.bits == 4:
         return 4, 0
-    if weight.six_bits:
+    if weight.six_bits and zero == 0:
         return 6, 32
-    low, high = (int(extreme) for extreme in weight.codes.aminmax()) if weight.codes.numel() else (0, 0)
-    if compact and low >= -32 and high < 32:
-        return 6, 32
-    return (6, 0) if compact and low >= 0 and high < 64 else (8, 128)
+    low, high = (int(extreme) for extreme in weight.codes.aminmax()) if weight.codes.numel() else (zero, zero)
+    return (6, 32 - zero) if compact and low - zero >= -32 and high - zero < 32 else (8, 128)
 
 
 def _two_levels(values: Tensor, groups: int) -> tuple[Tensor, Tensor] | None:

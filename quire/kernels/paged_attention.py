@@ -86,6 +86,22 @@ def paged_decode(
             softcap=params.softcap or 0.0,
         )
         return out
+    plain = params.softcap is None and params.sinks is None
+    if params.alibi is not None and plain and supports_pages(keys, values) and supports_rows(keys, values, q):
+        q = _with_dense_heads(q)
+        out = empty((*q.shape[:2], page_dim(values)), q.dtype)
+        native.kernels.alibi_decode(
+            q=q,
+            keys=keys,
+            values=values,
+            out=out,
+            block_tables=block_tables,
+            seq_lens=seq_lens,
+            slopes=params.alibi,
+            window=params.window or 0,
+            scale=params.scale,
+        )
+        return out
     most = block_tables.shape[1] * keys.shape[2]
     return attend_singles(q, keys, values, block_tables, seq_lens, most, params)
 
@@ -203,12 +219,12 @@ def _varlen_reference(
     params: AttentionParams,
     visible: Tensor | None = None,
 ) -> Tensor:
-    """`paged_varlen` in torch."""
+    """`paged_varlen` in torch, but for single tokens, which have the bits that `paged_decode` gives."""
     singles, count, *tokens = spans.counts.tolist()
     out, begin = [], singles
     if singles:
         tables, lengths = spans.block_tables[:singles], spans.seq_lens[:singles]
-        out.append(decode_reference(q[:singles], keys, values, tables, lengths, params))
+        out.append(paged_decode(q[:singles], keys, values, tables, lengths, params))
     for index in range(singles, count):
         length, end = int(spans.seq_lens[index]), begin + tokens[index]
         table = spans.block_tables[index, : -(-length // keys.shape[2])]

@@ -36,7 +36,7 @@ def selective_scan(
         c: (tokens, size), what they read with.
         channels: the channels' parameters.
         state: (slots, size, channels) float32, changed in place.
-        slots: (sequences,) int64, the state of each sequence; no two are equal.
+        slots: (sequences,) int64, the state of each sequence; no two are equal. On GPUs -1 is padding without a state.
         cu_seqlens: (sequences + 1,) int64 on the host, where the tokens of each sequence begin, and where the last end.
         gate: (tokens, channels), whose silu results are multiplied with.
 
@@ -80,8 +80,10 @@ def reference(
     gate: Tensor | None,
 ) -> Tensor:
     """`selective_scan` in torch."""
-    out, bounds = torch.empty(x.shape, dtype=torch.float32, device=x.device), cu_seqlens.tolist()
+    out, bounds = torch.zeros(x.shape, dtype=torch.float32, device=x.device), cu_seqlens.tolist()
     for slot, begin, end in zip(slots.tolist(), bounds, bounds[1:], strict=False):
+        if slot < 0:
+            continue
         for token in range(begin, end):
             value = x[token].float()
             steps = F.softplus(dt[token].float() + channels.bias)

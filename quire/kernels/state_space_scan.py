@@ -36,7 +36,7 @@ def state_space_scan(
         c: (tokens, groups, size), what it reads with.
         heads: the heads' parameters.
         state: (slots, heads, size, dim) float32, changed in place.
-        slots: (sequences,) int64, the state of each sequence; no two are equal.
+        slots: (sequences,) int64, the state of each sequence; no two are equal. On GPUs -1 is padding without a state.
         cu_seqlens: (sequences + 1,) int64 on the host, where the tokens of each sequence begin, and where the last end.
         gate: (tokens, heads, dim), whose silu results are multiplied with.
 
@@ -82,9 +82,11 @@ def reference(
     gate: Tensor | None,
 ) -> Tensor:
     """`state_space_scan` in torch."""
-    out, count = torch.empty(x.shape, dtype=torch.float32, device=x.device), x.shape[1] // b.shape[1]
+    out, count = torch.zeros(x.shape, dtype=torch.float32, device=x.device), x.shape[1] // b.shape[1]
     bounds = cu_seqlens.tolist()
     for slot, begin, end in zip(slots.tolist(), bounds, bounds[1:], strict=False):
+        if slot < 0:
+            continue
         for token in range(begin, end):
             steps = F.softplus(dt[token].float() + heads.bias).clamp(heads.low, heads.high)
             added = x[token].float() * steps[:, None]

@@ -1,4 +1,7 @@
-"""Pictures and videos in a rendered chat: texts of layouts take the place of what the template has for them."""
+"""Media in a rendered chat: texts of layouts take the place of what the template has for pictures and videos.
+
+So do texts of audio where templates do not write all of them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ class PictureTexts:
     in_order: bool = False
 
     def put_into(self, text: str) -> str:
-        """Replace the placeholder of each picture by the text of its layout.
+        """Replace the placeholder of each medium by the text of its layout.
 
         Raises:
             PromptError: there are more or fewer placeholders than pictures, or they have another order.
@@ -34,8 +37,8 @@ class PictureTexts:
         for placeholder, count in Counter(expected).items():
             if rendered.count(placeholder) != count:
                 raise PromptError(
-                    f"The chat template has rendered {rendered.count(placeholder)} pictures or videos; the messages "
-                    f"have {count}. It must write {placeholder} once for each of them, and nowhere else.",
+                    f"The chat template has rendered {rendered.count(placeholder)} pictures, videos or audio parts; "
+                    f"the messages have {count}. It must write {placeholder} once for each of them, and nowhere else.",
                     "messages",
                 )
         if self.in_order and rendered != expected:

@@ -21,6 +21,7 @@ from quire.multimodal.audio.items import audio_items, audio_placeholders, token_
 from quire.multimodal.placement import place_items
 from quire.protocol.errors import InvalidRequest
 from quire.rendering.messages import AUDIO_PART
+from quire.rendering.picture_texts import PictureTexts
 from quire.rendering.prompts import Conversation, Prompt
 from quire.serving.models import AudioInput, GeneratingModel, ServedModel
 from quire.speech.attempt import TEMPERATURES, DecodingAttempt, WindowResult, deltas_of, sampling_params, token_logprobs
@@ -80,9 +81,12 @@ _GRANITE_SPEECH = {
     "ja": "Japanese",
     "pt": "Portuguese",
 }
+_GEMMA = {"en": "English", "es": "Spanish", "fr": "French", "it": "Italian", "pt": "Portuguese"}
 _PHI4_MULTIMODAL = _GRANITE_SPEECH | {"it": "Italian", "zh": "Chinese"}
 _VOXTRAL = dict.fromkeys(("ar", "de", "en", "es", "fr", "hi", "it", "nl", "pt"), "")
 _LANGUAGES: Mapping[str, Mapping[str, str]] = {
+    "gemma3n": _GEMMA,
+    "gemma4": _GEMMA,
     "granite_speech": _GRANITE_SPEECH,
     "phi4_multimodal": _PHI4_MULTIMODAL,
     "qwen2_5_omni": _QWEN2_AUDIO,
@@ -92,6 +96,8 @@ _LANGUAGES: Mapping[str, Mapping[str, str]] = {
 }
 # What models that are asked in words have been trained with, as far as their authors say.
 _INSTRUCTIONS: Mapping[str, str] = {
+    "gemma3n": "Transcribe the speech word for word, without comments.",
+    "gemma4": "Transcribe the speech word for word, without comments.",
     "granite_speech": "can you transcribe the speech into a written format?",
     "phi4_multimodal": "Transcribe the audio clip into text.",
     "qwen2_5_omni": "Transcribe the speech word for word, without comments.",
@@ -137,8 +143,13 @@ async def transcription_prompt(
     conversation = _qwen3_asr(options) if info.kind == "qwen3_asr" else _instruction(info, options)
     if info.kind == "qwen3_asr":
         _require(served, _MARK)
+    around = PictureTexts([(info.placeholder_text, info.chat_text)])
     rendered = await renderer.chat(
-        Conversation(**conversation, media={"audio": info.placeholder_text}),
+        Conversation(
+            **conversation,
+            media={"audio": info.placeholder_text},
+            pictures=around if info.chat_text != info.placeholder_text else None,
+        ),
         max_tokens=served.info.max_model_len,
         tenant=tenant,
     )

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from PIL import Image
 
+from tests.support import dynamo
 from tests.support.deployment import ROOT
 from tests.support.kv_events import Subscriber, decode_batch
 from tests.support.llmd import Indexer, metric, request_keys
@@ -39,6 +40,13 @@ class Published:
         for topic, payload in self.subscriber.replayed():
             indexer.take(topic, payload)
         return indexer
+
+    def tree(self) -> dynamo.PrefixTree:
+        """What a router of Dynamo's that begins now learns of the server."""
+        tree = dynamo.PrefixTree(16)
+        for _, payload in self.subscriber.replayed():
+            tree.take(payload)
+        return tree
 
 
 @pytest.fixture(scope="module", name="published", params=["map", "array"])
@@ -68,10 +76,25 @@ def picture(color: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
+def rendering(client: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    answer = client.post(f"{path}/render", json=body).raise_for_status().json()
+    rendered: dict[str, Any] = answer[0] if isinstance(answer, list) else answer
+    return rendered
+
+
 def keys_of(client: httpx.Client, path: str, body: dict[str, Any], size: int = 16) -> list[int]:
-    rendered = client.post(f"{path}/render", json=body).raise_for_status().json()
-    rendered = rendered[0] if isinstance(rendered, list) else rendered
-    return request_keys(rendered, MODEL, size, body.get("cache_salt"))
+    return request_keys(rendering(client, path, body), MODEL, size, body.get("cache_salt"))
+
+
+def path_of(client: httpx.Client, body: dict[str, Any]) -> dynamo.Path:
+    rendered = rendering(client, "/v1/chat/completions", body)
+    features = rendered.get("features") or {"mm_hashes": {}, "mm_placeholders": {}}
+    media = [
+        (place["offset"], place["offset"] + place["length"], digest)
+        for kind, hashes in features["mm_hashes"].items()
+        for digest, place in zip(hashes, features["mm_placeholders"][kind], strict=True)
+    ]
+    return dynamo.request_path(rendered["token_ids"], media, 16, body.get("cache_salt"))
 
 
 @pytest.mark.parametrize("size", [16, 8, 32])
@@ -98,6 +121,22 @@ def test_pictures_and_salts_are_parts_of_the_prefix(published: Published) -> Non
         keys = keys_of(client, "/v1/chat/completions", body)
         assert index.matched(keys) == len(keys) > 3
         assert index.matched(keys_of(client, "/v1/chat/completions", other)) < 3
+
+
+def test_dynamos_router_finds_the_same_prefixes(published: Published) -> None:
+    text, client = {"type": "text", "text": "Dynamo asks. " + PROMPT}, published.client
+    salted = {"cache_salt": f"{dynamo.SALT_PREFIX}a"}
+    asked = [chat(text), chat(picture("green"), text), chat(picture("green"), text, **salted)]
+    others = [chat(text, **salted), chat(picture("yellow"), text), chat(picture("yellow"), text, **salted)]
+    for body in asked:
+        client.post("/v1/chat/completions", json=body).raise_for_status()
+    tree = published.tree()
+    for body, other in zip(asked, others, strict=True):
+        path = path_of(client, body)
+        assert tree.matched(path) == len(path) > 3
+        assert tree.matched(path_of(client, other)) < 3
+    client.post("/reset_prefix_cache").raise_for_status()
+    assert published.tree().paths == {}
 
 
 def test_a_reset_empties_the_index(published: Published) -> None:

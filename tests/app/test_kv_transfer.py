@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import json
+import random
+import threading
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
+import psutil
 import pytest
 
-from tests.support.process import ServerProcess, eventually, failing, serving, tiny_model
+from tests.support.patience import PATIENCE
+from tests.support.process import (
+    ServerProcess,
+    assert_all_have_ended,
+    cores_and_ranks,
+    eventually,
+    failing,
+    serving,
+    tiny_model,
+)
 from tests.support.sidecar import Sidecar
 
+ROLES = ("kv_producer", "kv_consumer")
 PROMPT = "You answer in one word. " * 20 + "Why?"
 MESSAGES = [{"role": "system", "content": "You answer in one word. " * 20}, {"role": "user", "content": "Why?"}]
 
@@ -167,6 +182,105 @@ def test_replicas_listen_at_ports_of_their_own(model: Path) -> None:
             answer = post(proxy.decoder, "/v1/completions", {**body, "cache_salt": salt, "kv_transfer_params": kept})
             assert answer.json()["choices"] == expected
             assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 480
+
+
+class Replaced:
+    """A prefiller and a decoder, each of which is replaced by another process after it was killed."""
+
+    def __init__(self, model: Path, policy: str) -> None:
+        self._model = model
+        self._fields = {"kv_load_failure_policy": policy, "kv_connector_extra_config": {"abort_request_timeout": 3.0}}
+        self._stacks: dict[str, ExitStack] = {}
+        self._kills: Counter[str] = Counter()
+        self._both_run = threading.Condition()
+        self.servers: dict[str, ServerProcess] = {}
+
+    def __enter__(self) -> Self:
+        for role in ROLES:
+            self._start(role)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stack in self._stacks.values():
+            stack.close()
+
+    def _start(self, role: str) -> None:
+        stack = self._stacks[role] = ExitStack()
+        flags = ("--kv-cache-memory-bytes", "16MiB", "--kv-transfer-config", config(role, **self._fields))
+        server = stack.enter_context(serving(str(self._model), "--dtype", "float32", *flags))
+        with self._both_run:
+            self.servers[role] = server
+            self._both_run.notify_all()
+
+    def kill(self, role: str, *, only_engine: bool) -> None:
+        """Kill a server, or the engine in it, and start another one."""
+        with self._both_run:
+            server = self.servers.pop(role)
+            self._kills[role] += 1
+        process = psutil.Process(server.process.pid)
+        processes = [process, *process.children(recursive=True)]
+        (cores_and_ranks(server)[0] if only_engine else process).kill()
+        assert_all_have_ended(processes)
+        self._stacks[role].close()
+        self._start(role)
+
+    def transfer(self, body: dict[str, Any]) -> httpx.Response | None:
+        """Answer a request with both. None: it has failed, as it had to."""
+        with self._both_run:
+            assert self._both_run.wait_for(lambda: len(self.servers) == 2, PATIENCE)
+            prefiller, decoder = (self.servers[role] for role in ROLES)
+            before = Counter(self._kills)
+        with prefiller.http as first, decoder.http as second:
+            sidecar = Sidecar(first, second)
+            try:
+                answer = sidecar.post("/v1/completions", body)
+                if answer.is_success:
+                    return answer
+                assert answer.status_code in (500, 503), answer.text
+            except httpx.TransportError:
+                pass
+        is_prefilled = "decoder" in {server for server, _ in sidecar.calls}
+        if not is_prefilled:
+            excuses = {"kv_producer"}
+        elif self._fields["kv_load_failure_policy"] == "recompute":
+            excuses = {"kv_consumer"}
+        else:
+            excuses = {*ROLES}
+        assert excuses & (self._kills - before).keys(), "a request has failed, although what it needs was not killed"
+        return None
+
+
+@pytest.mark.slow  # kills and starts servers for minutes
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("policy", ["fail", "recompute"])
+def test_200_transfers_while_either_server_is_killed(model: Path, policy: str) -> None:
+    """Four at a time. Servers, or the engines in them, are killed (SIGKILL) while transfers are under way."""
+    choices = random.Random(0)
+    bodies = [{"prompt": f"{index} {PROMPT}", "max_tokens": 40, "temperature": 0} for index in range(6)]
+    outcomes: list[bool] = []
+    with Replaced(model, policy) as servers, ThreadPoolExecutor(4) as pool:
+        texts = [post(servers.servers["kv_producer"], "/v1/completions", body).json()["choices"] for body in bodies]
+
+        def transfer(number: int) -> None:
+            index = number % len(bodies)
+            answer = servers.transfer({**bodies[index], "cache_salt": f"{number}"})
+            assert answer is None or answer.json()["choices"] == texts[index]
+            outcomes.append(answer is not None)
+
+        for _ in range(16):
+            begun = len(outcomes)
+            transfers = [pool.submit(transfer, number) for number in range(begun, begun + 12)]
+            eventually(lambda: len(outcomes) >= begun + 4 or all(each.done() for each in transfers), PATIENCE)  # noqa: B023
+            servers.kill(choices.choice(ROLES), only_engine=choices.random() < 0.5)
+            for each in transfers:
+                each.result()
+        for number in range(192, 200):
+            transfer(number)
+        assert outcomes[192:] == [True] * 8
+        assert sum(outcomes) > 120
+        for server in servers.servers.values():
+            eventually(lambda: server.metric("kv_cache_blocks_used") == server.metric("kv_transfer_held_blocks") == 0)  # noqa: B023
+            assert server.metric("num_requests_running") == server.metric("num_requests_waiting") == 0
 
 
 def test_an_address_that_is_not_available(model: Path) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from tests.support.process import tiny_model
 
 # Imports what `quire serve` imports before it serves, and prints the names of what has been imported.
 _START = """
@@ -47,6 +50,21 @@ def test_a_start_imports_nothing_slow_that_few_servers_need() -> None:
 @pytest.mark.slow  # an interpreter that imports all of torch
 def test_torch_can_still_trace() -> None:
     assert printed_by(_TRACE) == "(2, 3)\n"
+
+
+def test_random_weights_need_nothing_that_a_start_leaves_out(tmp_path: Path) -> None:
+    """Started as users start it: processes of other tests have imported all of torch."""
+    folder = tiny_model(tmp_path / "tiny")
+    command = [sys.executable, "-m", "quire", "serve", str(folder), "--load-format", "dummy", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        log = ""
+        for line in process.stdout:
+            log += line
+            if "random numbers (--load-format dummy)" in line:
+                break
+        process.terminate()
+    assert "random numbers (--load-format dummy)" in log, log
 
 
 def printed_by(script: str) -> str:

@@ -42,6 +42,8 @@ def explicit_attention(q: Tensor, k: Tensor, v: Tensor, params: AttentionParams,
         scores = q[:, head] @ k[:, shared].T * params.scale
         if params.softcap is not None:
             scores = torch.tanh(scores / params.softcap) * params.softcap
+        if params.alibi is not None:
+            scores = scores - params.alibi[head] * distance
         scores = scores.masked_fill(hidden, -torch.inf)
         if params.sinks is not None:
             weights = torch.cat((scores, params.sinks[head].expand(tokens, 1)), 1).softmax(1)[:, :-1]
@@ -80,6 +82,13 @@ def all_params(heads: int) -> list[AttentionParams]:
     ]
 
 
+def alibi_params(heads: int) -> list[AttentionParams]:
+    slopes = torch.rand(heads)
+    return [
+        AttentionParams(0.3, window, softcap, alibi=slopes) for window, softcap in ((None, None), (6, None), (6, 3.0))
+    ]
+
+
 def packed(tables: list[Tensor]) -> Tensor:
     """Block tables padded to one tensor."""
     width = max(map(len, tables))
@@ -90,10 +99,10 @@ SIZES = [(4, 4, 8, 8), (6, 2, 8, 8), (4, 1, 12, 8), (6, 2, 32, 96), (8, 1, 96, 6
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "value_dim"), SIZES)
-@pytest.mark.parametrize("which", range(5))
+@pytest.mark.parametrize("which", range(8))
 def test_decode(heads: int, kv_heads: int, dim: int, value_dim: int, which: int) -> None:
     torch.manual_seed(0)
-    params = all_params(heads)[which]
+    params = [*all_params(heads), *alibi_params(heads)][which]
     lengths = [1, 4, 5, 13, 16]
     sequences = [(torch.randn(n, kv_heads, dim), torch.randn(n, kv_heads, value_dim)) for n in lengths]
     keys, values, tables = paged(sequences)
@@ -105,7 +114,8 @@ def test_decode(heads: int, kv_heads: int, dim: int, value_dim: int, which: int)
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, 300, 256, 7])
-def test_long_sequences_read_in_place(dtype: torch.dtype, window: int | None) -> None:
+@pytest.mark.parametrize("alibi", [False, True])
+def test_long_sequences_read_in_place(dtype: torch.dtype, window: int | None, alibi: bool) -> None:
     """Sequences of several chunks: each alone is bitwise equal to all together, and close to the reference."""
     torch.manual_seed(0)
     lengths = [700, 255, 256, 257, 1, 513]
@@ -113,6 +123,8 @@ def test_long_sequences_read_in_place(dtype: torch.dtype, window: int | None) ->
     keys, values, tables = paged(sequences, blocks=600)
     keys, values, q = keys.to(dtype), values.to(dtype), torch.randn(len(lengths), 6, 64).to(dtype)
     params = AttentionParams(0.2, window=window, softcap=20.0, sinks=torch.randn(6))
+    if alibi:
+        params = AttentionParams(0.2, window=window, alibi=torch.tensor([0.5, 0.25, 0.1, 0.05, 0.01, 0.001]))
     out = paged_decode(q, keys, values, packed(tables), torch.tensor(lengths), params)
     for i, length in enumerate(lengths):
         alone = paged_decode(q[i : i + 1], keys, values, tables[i][None].int(), torch.tensor([length]), params)

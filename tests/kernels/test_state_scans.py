@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels import gated_rms_norm, native, selective_scan, state_space_scan
+from quire.kernels import gated_rms_norm, linear_recurrence, native, selective_scan, state_space_scan
 from quire.kernels.state_parameters import ChannelParameters, HeadParameters
 
 LENGTHS = (1, 37, 0, 2, 1)
@@ -75,6 +75,37 @@ def test_selective_scan(dtype: torch.dtype, channels: int, size: int, gated: boo
     torch.testing.assert_close(out, expected, **tolerances(dtype))
     torch.testing.assert_close(state, expected_state, atol=1e-4, rtol=1e-4)
     assert torch.equal(state[[2, 4, 6]], expected_state[[2, 4, 6]])
+
+
+@DTYPES
+@pytest.mark.parametrize(("channels", "block"), [(96, 48), (32, 16), (24, 8)])
+def test_gated_linear_recurrence(dtype: torch.dtype, channels: int, block: int) -> None:
+    """Some sequences begin, and decays are near 1 as well as near 0."""
+    tokens = sum(LENGTHS)
+    x, gates = torch.randn(tokens, 2 * channels).to(dtype)[:, channels:], 3 * torch.randn(tokens, 2 * channels)
+    rate, state = torch.logspace(-3, 1, channels), torch.randn(7, channels)
+    positions = torch.cat(
+        [torch.arange(begin, begin + length) for begin, length in zip((4, 0, 0, 0, 9), LENGTHS, strict=True)]
+    )
+    arguments = gates, rate, positions
+    expected_state, divided_state = state.clone(), state.clone()
+    out = linear_recurrence.gated_linear_recurrence(x, *arguments, state, SLOTS, bounds(LENGTHS), block)
+    expected = linear_recurrence.reference(x, *arguments, expected_state, SLOTS, bounds(LENGTHS), block)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out, expected, **tolerances(dtype))
+    torch.testing.assert_close(state, expected_state, atol=1e-3, rtol=1e-3)
+    assert torch.equal(state[[2, 4, 6]], expected_state[[2, 4, 6]])
+    parts = []
+    for begin, end in ((0, 11), (11, tokens)):  # the second sequence is divided
+        each = slice(begin, end)
+        ends = bounds(LENGTHS).clamp(begin, end) - begin
+        parts.append(
+            linear_recurrence.gated_linear_recurrence(
+                x[each], gates[each], rate, positions[each], divided_state, SLOTS, ends, block
+            )
+        )
+    assert torch.equal(torch.cat(parts), out)
+    assert torch.equal(divided_state, state)
 
 
 @pytest.mark.parametrize("enabled", [True, False])

@@ -11,14 +11,13 @@ from typing import Any
 import httpx
 import numpy as np
 import openai
-import psutil
 import pytest
 import soundfile
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from benchmarks.ray_cluster import Cluster, cluster, quire_config
-from tests.support.process import eventually
+from tests.support.process import assert_all_have_ended, eventually
 from tests.support.realtime import RATE, Client, silence
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1800)]
@@ -127,7 +126,7 @@ async def test_a_session_of_a_killed_replica_ends_with_an_error_event(two: Clust
 
 
 async def test_replicas_come_and_go_with_the_load_without_an_error(running: Cluster, two: Cluster) -> None:
-    """Runs last: it replaces the application of the other tests."""
+    """Runs late: it replaces the application of the other tests."""
     scaling = {
         "min_replicas": 1,
         "max_replicas": 2,
@@ -159,6 +158,17 @@ async def test_replicas_come_and_go_with_the_load_without_an_error(running: Clus
     assert statuses == {200}
 
 
+def test_a_replica_has_two_ranks(running: Cluster) -> None:
+    config = quire_config(args={"model": "quire-nano", "tensor_parallel_size": 2}, num_replicas=1)
+    with running.serving(config):
+        running.wait_for_replicas(1)
+        (replica,) = running.replicas()
+        answer = httpx.post(f"{running.url}/v1/chat/completions", json={**CHAT, "max_tokens": 200}, timeout=300)
+        assert "85" in answer.json()["choices"][0]["message"]["content"]
+        processes = [replica, *replica.children(recursive=True)]
+        assert any("spawn_main" in str(process.cmdline()) for process in processes), "there is no second rank"
+    assert_all_have_ended(processes)
+
+
 def test_nothing_of_a_replica_is_left_when_its_application_has_ended(running: Cluster) -> None:
     eventually(lambda: not running.replicas())
-    assert not [process for process in psutil.process_iter(["name"]) if process.info["name"] == "quire-engine"]

@@ -151,7 +151,7 @@ def test_a_mark_that_a_text_has_is_kept(tokenizer: Tokenizer, tmp_path: Path) ->
 def test_a_template_that_writes_pictures_otherwise_is_refused(
     template: str, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    with pytest.raises(PromptError, match=r"has rendered \d pictures or videos; the messages have 1"):
+    with pytest.raises(PromptError, match=r"has rendered \d pictures, videos or audio parts; the messages have 1"):
         _rendered(tokenizer, tmp_path, [_user(IMAGE_PART)], 1, template=template)
 
 

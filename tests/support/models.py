@@ -296,14 +296,14 @@ LLAMA_RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("arcee", {"mlp_bias": True}),
     "deepseek_v32": (
         "deepseek_v32",
-        {**_MLA, "index_n_heads": 8, "index_head_dim": 16, "index_topk": 24, "num_hidden_layers": 2},
+        {**_MLA, "index_n_heads": 16, "index_head_dim": 32, "index_topk": 24, "num_hidden_layers": 2},
     ),
     "glm_moe_dsa": (
         "glm_moe_dsa",
         {
             **{name: value for name, value in _MLA.items() if name != "first_k_dense_replace"},
-            "index_n_heads": 8,
-            "index_head_dim": 16,
+            "index_n_heads": 16,  # so many that hardly any score is 0, and torch chooses among equal ones
+            "index_head_dim": 32,
             "index_topk": 24,
             "num_hidden_layers": 3,
             "indexer_types": ["full", "shared", "full"],

@@ -70,8 +70,11 @@ class GatedSumLayer(nn.Module):
         assert step.states is not None
         qkv, gates = self.qkv(x), self.gate(x)
         inputs, sums = step.states.arrays(self.index)
-        results = torch.empty(len(x), self.spec.heads * self.spec.dim, dtype=x.dtype)
-        for slot, (begin, end) in zip(step.states.slots.tolist(), step.states.ranges, strict=True):
+        results = torch.zeros(len(x), self.spec.heads * self.spec.dim, dtype=x.dtype)
+        bounds = step.states.cu_seqlens.tolist()
+        for slot, begin, end in zip(step.states.slots.tolist(), bounds, bounds[1:], strict=False):
+            if slot < 0:  # padding
+                continue
             for token in range(begin, end):
                 results[token] = self._token(qkv[token], gates[token], inputs[slot], sums[slot])
         if last_layer and step.last_token_only and step.logits_indices is not None:

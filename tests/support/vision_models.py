@@ -36,6 +36,7 @@ from quire.engine.client.pictures import PictureInfo
 from quire.engine.client.protocol import PictureItem
 from quire.multimodal.pictures.layout import ItemLayout, layout
 from quire.multimodal.pictures.pixels import picture_pixels
+from tests.support import mobilenet as _mobilenet  # noqa: F401 takes the place of timm
 from tests.support.audio_models import ADAPTED, adapt, config_fields, draw_statistics
 from tests.support.models import draw_weights
 from tests.support.phi4_tiles import Phi4Tiles
@@ -72,6 +73,35 @@ _GEMMA4_VISION = {
 _GEMMA4_TOKENS = {"image_token_id": PICTURE, "video_token_id": VIDEO, "audio_token_id": 296} | {
     "boi_token_id": 297,
     "eoi_token_id": 298,
+}
+_GEMMA3N_MODEL_ARGS = {"channel_multiplier": 0.03, "msfa_output_resolution": 2}
+_GEMMA3N_AUDIO = {
+    "vocab_offset": 292,
+    "vocab_size": 8,
+    "hidden_size": 32,
+    "input_feat_size": 16,
+    "conf_num_hidden_layers": 2,
+    "conf_num_attention_heads": 4,
+    "conf_attention_chunk_size": 4,
+    "conf_attention_context_left": 6,
+    "conf_attention_context_right": 2,
+    "conf_attention_logit_cap": 3.0,
+    "conf_reduction_factor": 2,
+    "gradient_clipping": 2.0,
+    "sscp_conv_channel_size": [16, 8],
+}
+_GEMMA4_AUDIO_ENDS = {"boa_token_id": 295, "eoa_token_index": 299}
+_GEMMA4_AUDIO = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "subsampling_conv_channels": [16, 8],
+    "attention_chunk_size": 4,
+    "attention_context_left": 6,
+    "attention_context_right": 2,
+    "attention_logit_cap": 3.0,
+    "gradient_clipping": 2.0,
+    "output_proj_dims": 24,
 }
 _ROOM = {"max_position_embeddings": 1024}  # for pictures of 70 tokens
 _CANVASES = [[28, 56], [56, 28], [56, 56], [28, 84]]
@@ -406,6 +436,29 @@ HEARING: dict[str, tuple[str, dict[str, Any]]] = {
         "phi4_multimodal",
         {**_PHI4, "vision_config": _PHI4_VISION, "audio_config": {**_PHI4["audio_config"], "audio_token_id": 289}},
     ),
+    "gemma4": ("gemma4", {**COMPOSITES["gemma4"][1], "audio_config": _GEMMA4_AUDIO, **_GEMMA4_AUDIO_ENDS}),
+    "gemma3n": (
+        "gemma3n",
+        _config(
+            "gemma3n_text",
+            {"vocab_offset": 280, "vocab_size": 12, "model_args": _GEMMA3N_MODEL_ARGS},
+            text_fields={**_LAYER_INPUTS, **_ROOM, "vocab_size_per_layer_input": 280, "head_dim": 16}
+            | {"altup_num_inputs": 2, "laurel_rank": 8, "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0]},
+            audio_config=_GEMMA3N_AUDIO,
+            vision_soft_tokens_per_image=4,
+            audio_soft_tokens_per_image=10,
+            image_token_id=PICTURE,
+            audio_token_id=296,
+            boi_token_id=278,
+            eoi_token_id=281,
+            boa_token_id=279,
+            eoa_token_id=292,
+        ),
+    ),
+    "gemma4_unified": (
+        "gemma4_unified",
+        {**COMPOSITES["gemma4_unified"][1], "audio_config": {"audio_embed_dim": 640}, **_GEMMA4_AUDIO_ENDS},
+    ),
 }
 
 
@@ -421,9 +474,12 @@ class MadeWhenAsked(dict[str, Value]):
         return self[key]
 
 
-def make_composite(case: str, *, seed: int = 0) -> Any:
-    """Build the whole model of a case in float32, with weights large enough for distinct logits."""
-    kind, fields = {**COMPOSITES, **HEARING}[case]
+def make_composite(case: str, *, seed: int = 0, hears: bool = False) -> Any:
+    """Build the whole model of a case in float32, with weights large enough for distinct logits.
+
+    `hears`: one that reads audio, if there are both.
+    """
+    kind, fields = HEARING[case] if hears or case not in COMPOSITES else COMPOSITES[case]
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(seed)
@@ -433,6 +489,8 @@ def make_composite(case: str, *, seed: int = 0) -> Any:
     model.generation_config.eos_token_id = None
     if kind.startswith("gemma4"):
         _draw_gemma4(model)
+    if kind == "gemma3n":
+        _draw_gemma3n(model)
     if kind == "llama4":  # transformers' class reads a field that the outputs of its language model do not have
         MoeCausalLMOutputWithPast.image_outputs = None
     if kind == "phi4_multimodal":
@@ -456,7 +514,19 @@ def _draw_gemma4(model: Any) -> None:
         elif "std_" in name:
             torch.nn.init.normal_(buffer, mean=0.5, std=0.2)
     # transformers embeds placeholders that are generated as padding, so they must not be.
-    model.get_output_embeddings().weight[[*_GEMMA4_TOKENS.values()]] = 0.0
+    model.get_output_embeddings().weight[[*_GEMMA4_TOKENS.values(), *_GEMMA4_AUDIO_ENDS.values()]] = 0.0
+
+
+@torch.no_grad()
+def _draw_gemma3n(model: Any) -> None:
+    """Draw factors near one, and let no placeholder be generated, which transformers embeds as media."""
+    for name, parameter in model.named_parameters():
+        if "vision_tower" in name or "audio_tower" in name or "embed_" in name:
+            if parameter.dim() == 1:
+                parameter.normal_(0.8, 0.3)
+            elif parameter.dim() == 4:
+                parameter.normal_(0, 0.4)
+    model.get_output_embeddings().weight[280:] = 0.0
 
 
 def save_composite(case: str, folder: Path) -> Path:
@@ -539,6 +609,9 @@ _FRAMES = {"shortest_edge": 28 * 28 * 4, "longest_edge": 28 * 28 * 24}
 SEES: dict[str, Eyes] = {
     "gemma3-narrow": Eyes(
         Gemma3ImageProcessorPil(size={"height": 112, "width": 112}), _FIXED, {}, types=_gemma_types, least_step=16
+    ),
+    "gemma3n": Eyes(
+        SiglipImageProcessorPil(size={"height": 64, "width": 64}, resample=2, do_normalize=False), _FIXED, {}
     ),
     "gemma4": Eyes(Gemma4ImageProcessorPil(**_SQUARES), _PATCHES, {}, types=_typed),
     "gemma4-experts": Eyes(Gemma4ImageProcessorPil(**_SQUARES), _PATCHES, {}, types=_typed, least_step=70),

@@ -66,6 +66,18 @@ class ChatAudio:
     token: str = ""
     places: Sequence[int] = ()
 
+    @property
+    def texts(self) -> list[tuple[str, str]] | None:
+        """What the chat template writes for each content part, and its text in the prompt.
+
+        None: the template writes all of that, and audio stands in no video.
+        """
+        if self.token:
+            return [(self.token, self.token)] * len(self.places)
+        if self.info.chat_text == self.info.placeholder_text:
+            return None
+        return [(self.info.placeholder_text, self.info.chat_text)] * len(self.places)
+
 
 @dataclass(frozen=True, slots=True)
 class ChatPictures:
@@ -111,16 +123,17 @@ class ChatMedia:
 
     @property
     def picture_texts(self) -> PictureTexts | None:
-        """What stands for pictures and videos in the rendered chat; None if there are none."""
+        """What stands for pictures, videos and audio in the rendered chat; None: it has what the template writes."""
+        audio = None if self.audio is None else self.audio.texts
         if self.pictures is None:
-            return None
+            return None if audio is None else PictureTexts(audio)
         pictures = self.pictures.pictures
         layouts = [(picture.info.placeholder_text, picture.layout.text) for picture in pictures]
         in_order = len({picture.info.placeholder for picture in pictures}) == 1
-        if self.audio is not None and self.audio.token and self.audio.places:  # in videos and outside of them
-            for place in reversed(self.audio.places):
-                layouts.insert(place, (self.audio.token, self.audio.token))
-            in_order = True
+        if self.audio is not None and audio is not None:
+            for place, texts in reversed([*zip(self.audio.places, audio, strict=True)]):
+                layouts.insert(place, texts)
+            in_order = in_order or bool(self.audio.token and audio)
         return PictureTexts(layouts, in_order=in_order)
 
     @property

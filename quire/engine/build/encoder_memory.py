@@ -11,6 +11,7 @@ import torch
 from msgspec import structs
 
 from quire.config.options import EngineOptions
+from quire.engine.client.audio import AudioInfo
 from quire.engine.client.pictures import (
     MAX_RATIO,
     AnyResolution,
@@ -27,7 +28,7 @@ from quire.engine.client.pictures import (
     TransformersProcessor,
     VideoInfo,
 )
-from quire.engine.client.protocol import PictureItem
+from quire.engine.client.protocol import AudioItem, PictureItem
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.loader import LoadedModel, bytes_of
 from quire.engine.models.networks.decoder import Decoder
@@ -175,6 +176,14 @@ def encode_largest_picture(loaded: LoadedModel, options: EngineOptions) -> None:
     vision.encode(vision.largest or largest_picture(info.geometry, token_limit))
     if info.video is not None:
         vision.encode(largest_frames(info.video, token_limit))
+    if vision.audio is not None and loaded.audio is not None:
+        vision.encode_audio(longest_item(loaded.audio))
+
+
+def longest_item(audio: AudioInfo) -> AudioItem:
+    """Silence that takes as much memory as any item of audio."""
+    features = np.zeros((audio.num_mel_bins, audio.item_columns), np.float32)
+    return AudioItem(hash=b"", length=audio.lengths.tokens(audio.item_columns), features=features)
 
 
 def fitting_tokens(loaded: LoadedModel, tokens: int, left: int) -> int:
@@ -194,19 +203,28 @@ def fitting_tokens(loaded: LoadedModel, tokens: int, left: int) -> int:
     needed = _picture_bytes(vision, largest_picture(info.geometry, tokens))
     if info.video is not None:
         needed = max(needed, _picture_bytes(vision, largest_frames(info.video, tokens), info.video.group))
+    if vision.audio is not None and loaded.audio is not None:
+        _warn_of(_audio_bytes(vision, loaded.audio), left, "audio")
     if needed <= left:
         return tokens
     if not isinstance(info.geometry, _GROWING):
-        logger.warning(
-            "a picture may take %d MiB while it is encoded, but %d MiB of memory are left: lower "
-            "--kv-cache-memory-bytes or --encoder-cache-memory",
-            needed >> 20,
-            max(0, left) >> 20,
-        )
+        _warn_of(needed, left, "a picture")
         return tokens
     fitting = max(min(tokens, _SMALL_PICTURE), tokens * left // needed)
     logger.warning("pictures and frames of more than %d tokens are refused: there is no memory to encode them", fitting)
     return fitting
+
+
+def _warn_of(needed: int, left: int, medium: str) -> None:
+    """Warn that there is too little memory to encode a medium, if there is. `needed`, `left`: in bytes."""
+    if needed > left:
+        logger.warning(
+            "%s may take %d MiB while it is encoded, but %d MiB of memory are left: lower --kv-cache-memory-bytes or "
+            "--encoder-cache-memory",
+            medium,
+            needed >> 20,
+            max(0, left) >> 20,
+        )
 
 
 def _picture_bytes(vision: VisionEncoder, item: PictureItem, group: int = 1) -> int:
@@ -217,12 +235,23 @@ def _picture_bytes(vision: VisionEncoder, item: PictureItem, group: int = 1) -> 
     return (3 * item.pixels.size + patches * widest * _VALUES) * torch.float32.itemsize
 
 
+def _audio_bytes(vision: VisionEncoder, audio: AudioInfo) -> int:
+    """An upper bound of the memory that the longest item of audio needs while it is encoded, in bytes."""
+    parts = [part for module in vision.audio_modules for part in module.modules()]
+    channels = [part.out_channels for part in parts if isinstance(part, torch.nn.Conv2d)]
+    widest = max(sum(layer.parts) for layer in parts if isinstance(layer, Linear))
+    # Convolutions halve columns and rows; their results are held before and after norms.
+    stem = max(channels, default=0) * audio.num_mel_bins * audio.item_columns // 4
+    layers = audio.item_columns // 4 * widest
+    return (max(stem, layers) * _VALUES + audio.num_mel_bins * audio.item_columns) * torch.float32.itemsize
+
+
 def pixel_cost(loaded: LoadedModel) -> float:
     """See `SchedulerLimits`. Weights are what takes time: those of the tower for a patch, the others for a token."""
     vision = vision_of(loaded)
     if vision is None:
         return 0.0
-    tower = bytes_of(vision)
+    tower = bytes_of(vision) - sum(map(bytes_of, vision.audio_modules))
     return tower / max(1, loaded.weight_bytes - tower) / vision.patch_area
 
 

@@ -67,7 +67,7 @@ class ExecutorBuild:
         model.set_context(self.context_len)
         cross_len = 0 if loaded.speech is None else loaded.speech.info.num_positions
         table = request_table(config, model, self.groups, self.context_len, cross_len)
-        inputs = input_builder(config, device, table, self.groups)
+        inputs = input_builder(config, device, table)
         attention = device.attention(cache, table, model, loaded.dtype, options)
         sampler = device.sampler(table, loaded.vocab_size, self.grammars.initial_state, inputs)
         states = state_caches(cache, table, self.snapshots if streaming is None else 0)
@@ -76,17 +76,18 @@ class ExecutorBuild:
         else:
             assert states is not None
             items = streaming.encoder(device, table, states)
+        of_layers = states if streaming is None else None  # those of a streaming encoder are read by it alone
         runner = (runner_type or ModelRunner)(
             model,
             inputs,
             attention,
-            device.step_runner(model, inputs, attention),
+            device.step_runner(model, inputs, attention, of_layers),
             table,
             sampler,
             hidden_states() if loaded.pooler is None else Pooler(cast("Decoder", model).pooler_heads),
             items,
             _aligner(loaded, table, cache),
-            states if streaming is None else None,  # those of a streaming encoder are read by it alone
+            of_layers,
         )
         return device.executor(runner, cache, sampler.max_steps_in_flight)
 

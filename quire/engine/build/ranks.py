@@ -245,13 +245,13 @@ def step_profiler(config: CoreConfig, rank: int = 0) -> StepProfiler:
     return StepProfiler(config.engine.profiler, f"{config.model_config.model_type}{replica}-rank-{rank}")
 
 
-def input_builder(config: CoreConfig, device: Device, table: RequestTable, groups: BlockGroups) -> InputBuilder:
+def input_builder(config: CoreConfig, device: Device, table: RequestTable) -> InputBuilder:
     """The builder of step inputs, without padding for CUDA graphs where these do not capture steps.
 
-    Not with several ranks, because of their collectives, nor with states, whose slots are not at fixed addresses there.
+    Not with several ranks, because of their collectives.
     """
     options = config.engine
-    if Placement.of(config.parallel).ranks > 1 or groups.has_states:
+    if Placement.of(config.parallel).ranks > 1:
         options = options.model_copy(update={"enforce_eager": True})
     return device.input_builder(table, options)
 
@@ -378,18 +378,19 @@ def _build_follower(
     config = replace(config, engine=config.engine.model_copy(update={"max_num_seqs": slots.sequences}))
     cache = plan.allocator(device, message.num_blocks, slots, loaded.weight_bytes)()
     table = request_table(config, model, plan.groups, message.context_len)
-    inputs = input_builder(config, device, table, plan.groups)
+    inputs = input_builder(config, device, table)
     attention = device.attention(cache, table, model, loaded.dtype, config.engine)
+    states = state_caches(cache, table, message.snapshots)
     runner = FollowingRunner(
         model,
         inputs,
         attention,
-        device.step_runner(model, inputs, attention),
+        device.step_runner(model, inputs, attention, states),
         table,
         Sampler(table, loaded.vocab_size),
         hidden_states(),
         item_encoder(model, cache, config.engine.block_size),
-        states=state_caches(cache, table, message.snapshots),
+        states=states,
     )
     if device.compiles_kernels:
         warm_up_vision(loaded)

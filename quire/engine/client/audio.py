@@ -6,6 +6,10 @@ from typing import Literal
 
 import msgspec
 
+AudioFeatures = Literal[
+    "log_mel", "stacked_log_mel", "kaldi_log_mel", "semicausal_log_mel", "preemphasized_log_mel", "sample_frames"
+]
+
 
 class AudioLengths(msgspec.Struct, frozen=True, tag="convolutions"):
     """Compute the number of encoder positions of columns of features.
@@ -56,9 +60,12 @@ class AudioInfo(msgspec.Struct, frozen=True, kw_only=True):
         kind: selects the transcription prompt.
         placeholder: the token that stands for each of an item's embeddings.
         placeholder_text: text that stands for a whole piece of audio in a rendered chat, with one placeholder in it.
+        before, after: texts that the front end puts around it there, because chat templates do not.
         sample_rate: sample rate of the audio that features are made from, in Hz.
         features: algorithm that makes them of samples: "log_mel" as Whisper's, "stacked_log_mel" as Granite Speech's,
-            "kaldi_log_mel" as Phi-4's.
+            "kaldi_log_mel" as Phi-4's, "semicausal_log_mel" as Gemma 4's,
+            "preemphasized_log_mel" as Gemma 3n's; "sample_frames": a column is the samples
+            themselves, as many as there are rows.
         num_mel_bins: rows of the features.
         column_samples: samples between two columns.
         item_columns: most columns of an item that are encoded. Longer audio becomes several items, one behind the
@@ -75,11 +82,15 @@ class AudioInfo(msgspec.Struct, frozen=True, kw_only=True):
         max_items: maximum number of items of one piece of audio; None: any number.
     """
 
-    kind: Literal["granite_speech", "phi4_multimodal", "qwen2_5_omni", "qwen2_audio", "qwen3_asr", "voxtral"]
+    kind: Literal[
+        "gemma3n", "gemma4", "granite_speech", "phi4_multimodal", "qwen2_5_omni", "qwen2_audio", "qwen3_asr", "voxtral"
+    ]
     placeholder: int
     placeholder_text: str
+    before: str = ""
+    after: str = ""
     sample_rate: int
-    features: Literal["log_mel", "stacked_log_mel", "kaldi_log_mel"] = "log_mel"
+    features: AudioFeatures = "log_mel"
     num_mel_bins: int
     column_samples: int = 160
     item_columns: int
@@ -91,3 +102,8 @@ class AudioInfo(msgspec.Struct, frozen=True, kw_only=True):
     columns_before: int = 0
     min_samples: int = 0
     max_items: int | None = None
+
+    @property
+    def chat_text(self) -> str:
+        """Text of a piece of audio in a prompt, with one placeholder in it."""
+        return f"{self.before}{self.placeholder_text}{self.after}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from quire.engine.execution.attention.backend import AttentionBackend, PreparedA
 from quire.engine.execution.cache import OutOfCacheMemory
 from quire.engine.execution.device_inputs import DeviceInputBuilder
 from quire.engine.execution.inputs import StepInputs
+from quire.engine.execution.states import StateCaches
 from quire.engine.execution.step_graphs import EagerSteps, StepRunner
 from quire.engine.execution.waiting import RefuseWaiting
 from quire.engine.models.layers.linear import LoRA
@@ -99,11 +101,14 @@ class GraphSteps(StepRunner):
         inputs: DeviceInputBuilder,
         attention: AttentionBackend,
         new_graph: Callable[[], Graph],
+        states: StateCaches | None = None,
     ) -> None:
+        """`states`: those of the model's layers; None: they have none."""
         self._model = model
         self._inputs = inputs
         self._attention = attention
         self._new_graph = new_graph
+        self._states = states
         self._eager = EagerSteps(model)
         self._logits: Tensor | None = None  # of the largest graph
         self.graphs: dict[int, Graph] = {}
@@ -120,7 +125,7 @@ class GraphSteps(StepRunner):
         kinds = (False, True) if _has_lora(self._model) else (False,)
         steps = [(size, has_lora) for size in sizes for has_lora in kinds]
         for size, has_lora in tqdm(steps, desc="capturing CUDA graphs", unit="graph", leave=False, disable=None):
-            inputs = self._inputs.blank(size, has_lora=has_lora)
+            inputs = self._with_states(self._inputs.blank(size, has_lora=has_lora))
             prepared = self._attention.prepare(inputs)
             if self._logits is None:
                 shape = (sizes[0], self._model.lm_head.vocab_size)
@@ -139,6 +144,12 @@ class GraphSteps(StepRunner):
                 self.lora_graphs.clear()
                 return
             (self.lora_graphs if has_lora else self.graphs)[size] = graph
+
+    def _with_states(self, inputs: StepInputs) -> StepInputs:
+        if self._states is None:
+            return inputs
+        states = self._states.of_step(inputs.spans, inputs.padded)
+        return replace(inputs, model=replace(inputs.model, states=states))
 
     @override
     def logits(self, inputs: StepInputs, attention: PreparedAttention) -> Tensor:

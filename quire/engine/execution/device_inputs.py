@@ -204,7 +204,9 @@ class DeviceInputBuilder(InputBuilder):
             views.token_ids, views.positions if positions is None else positions, indices, lora_ids=lora_ids
         )
         groups = self._groups(spans, sizes, views, static=static)
-        return StepInputs(spans, model, groups, last_block, static, self._cross(spans), self._visible(spans))
+        cross, visible = self._cross(spans), self._visible(spans)
+        padded = sizes.tokens if static else None
+        return StepInputs(spans, model, groups, last_block, static, cross, visible, padded)
 
     def _three_positions(self, spans: Sequence[Span]) -> Tensor | None:
         """Indices into the rope tables (3, tokens) of a step that reads prompts which need them; None for others."""

@@ -67,6 +67,8 @@ class StepInputs:
         static: the tensors are at the same addresses in every static step, so that its kernel calls can be replayed.
         cross: inputs of their cross-attention; None in models without it.
         visible: positions that tokens attend to beside earlier ones in their window; None: there are none.
+        padded: the tokens of a static step that a GPU replays, of which each sequence has one, and padding the others;
+            None: it is no such step.
     """
 
     spans: Sequence[Span]
@@ -76,6 +78,7 @@ class StepInputs:
     static: bool = False
     cross: CrossAttentionInputs | None = None
     visible: VisibleRanges | None = None
+    padded: int | None = None
 
     @property
     def num_tokens(self) -> int:

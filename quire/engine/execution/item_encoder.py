@@ -182,7 +182,7 @@ class PlaceholderEncoder(ItemEncoder):
             self.encode(left)
 
     def encode(self, entries: Sequence[EncodedItem]) -> None:
-        """Encode items, and keep their embeddings: audio all together, pictures one by one."""
+        """Encode items, and keep their embeddings: audio all together, pictures and what a tower hears one by one."""
         audio = [(entry.key, entry.item) for entry in entries if isinstance(entry.item, AudioItem)]
         if audio and self._audio is not None:
             encoded = encode_items(self._audio, [item for _, item in audio])
@@ -190,6 +190,8 @@ class PlaceholderEncoder(ItemEncoder):
                 trimmed = embeddings[: item.length]  # positions may have been filled up
                 is_whole = len(trimmed) == len(embeddings) and len(audio) == 1
                 self._encodings[key] = EncodedTokens(trimmed if is_whole else trimmed.clone())
+        elif self._vision is not None:
+            self._encodings |= {key: EncodedTokens(self._vision.encode_audio(item)) for key, item in audio}
         for entry in entries:
             if isinstance(entry.item, PictureItem) and self._vision is not None:
                 self._encodings[entry.key] = self._encoded_picture(self._vision, entry.key, entry.item)

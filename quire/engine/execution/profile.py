@@ -65,6 +65,10 @@ class _NoAttention(StepAttention):
         rows = self._sampling if last_layer and last_token_only else len(q)
         return q.new_zeros(rows, q.shape[1], self._caches[layer].value_dim)
 
+    @override
+    def store(self, layer: int, k: Tensor, v: Tensor) -> None:
+        pass
+
 
 class _NoStates(StepStates):
     """Stand in for the states of one sequence, which has all tokens."""

@@ -156,7 +156,7 @@ class ModelRunner:
         inputs = self._with_items(self._inputs.build(scheduled), scheduled)
         if self._states is None:
             return self._run(inputs)
-        states = self._states.of_step(inputs.spans)
+        states = self._states.of_step(inputs.spans, inputs.padded)
         computed = self._run(replace(inputs, model=replace(inputs.model, states=states)))
         states.commit()
         for item in scheduled:

@@ -7,13 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
 from quire.engine.execution.cache import lazy_zeros
 from quire.engine.execution.inputs import Span
+from quire.engine.execution.pinned import to_device
 from quire.engine.execution.state_slots import StateSlots
 from quire.engine.models.layers.inputs import StepStates
+
+_NO_SLOT = -1  # of padding, whose states are not kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +60,16 @@ class StateCaches:
         # At the same addresses in each step, so that its kernel calls can be replayed.
         self._of_step = np.zeros(rows, np.int64)
         self._cu_seqlens = np.zeros(rows + 1, np.int64)
+        device = slots.memory.device
+        self._padded_slots = torch.full((rows,), _NO_SLOT, device=device)
+        self._padded_cu_seqlens = torch.arange(rows + 1, device=device)
 
-    def of_step(self, spans: Sequence[Span]) -> SlotStates:
-        """Return the states of the sequences of a step. Those of sequences that begin are zero."""
-        memory, slots = self.slots.memory, self._slot_of[[span.row for span in spans]]
+    def of_step(self, spans: Sequence[Span], padded: int | None = None) -> SlotStates:
+        """Return the states of the sequences of a step. Those of sequences that begin are zero.
+
+        `padded`: see `StepInputs`.
+        """
+        memory, slots = self.slots.memory, self._slot_of[np.array([span.row for span in spans], np.int64)]
         for index, span in enumerate(spans):
             if span.draft:
                 self._settle(span.row, accepted=False)  # of a step that failed
@@ -68,12 +78,21 @@ class StateCaches:
                 slots[index] = draft.slot
             elif not span.start:
                 memory[slots[index]].zero_()
+        if padded is not None:
+            return self._of_padded_step(spans, slots, padded)
         self._of_step[: len(slots)] = slots
         self._cu_seqlens[1 : len(slots) + 1] = [span.offset + span.count for span in spans]
         of_step = torch.from_numpy(self._of_step[: len(slots)])
         if memory.device.type != "cpu":
             of_step = of_step.to(memory.device)
         return SlotStates(self.slots, of_step, torch.from_numpy(self._cu_seqlens[: len(slots) + 1]), spans)
+
+    def _of_padded_step(self, spans: Sequence[Span], slots: NDArray[np.int64], padded: int) -> SlotStates:
+        values = np.full(padded, _NO_SLOT, np.int64)
+        values[: len(slots)] = slots
+        of_step = self._padded_slots[:padded]
+        of_step.copy_(to_device(values, of_step.device))
+        return SlotStates(self.slots, of_step, self._padded_cu_seqlens[: padded + 1], spans)
 
     def verified(self, row: int, accepted: int) -> None:
         """Keep the states behind a draft, if all of its tokens were accepted, and those before the step otherwise."""

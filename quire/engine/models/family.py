@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.picture_processor import ProcessedPicture
 from quire.engine.client.pictures import PictureInfo
-from quire.engine.client.protocol import PictureItem
+from quire.engine.client.protocol import AudioItem, PictureItem
 from quire.engine.client.streaming import Streams
 from quire.engine.models.config.adapter import AdapterConfig
 from quire.engine.models.config.bidirectional import is_not_causal
@@ -116,6 +116,24 @@ def itself(config: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AudioTower:
+    """The part of a `Composite` that reads audio beside its `Tower`, which transformers' modules run as well.
+
+    Attributes:
+        facts: reads how the model reads audio, as that of a `Tower`; None: it does not.
+        encode: makes the embeddings of an item: (tokens, size). Given transformers' model without its language model,
+            and the features (rows, columns).
+        module_name: as of a `Tower`.
+        modules: attributes of transformers' model that only audio needs.
+    """
+
+    facts: Callable[[Path, Any, DecoderSpec], AudioInfo | None]
+    encode: Callable[[Any, Tensor, AudioItem], Tensor]
+    module_name: Callable[[str], str | None]
+    modules: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tower:
     """The part of a `Composite` that reads pictures, which transformers' modules run.
 
@@ -130,6 +148,10 @@ class Tower:
         unused: further attributes that are deleted, in other modules behind dots.
         has_rotary_qkv: its attention is as in Qwen2-VL: modules with a projection `qkv` to queries, keys and values,
             whose heads are rotated in halves, and one behind it, `proj`.
+        token_embeddings: makes the embeddings of tokens that do not have those of the language model's table: the first
+            of these tokens, and (tokens, size) of it and all later ones. Given transformers' model. None: there are
+            none.
+        audio: the part that reads audio; None: there is none, or it is part of the spec (`DecoderSpec.encoder`).
     """
 
     language_model: str
@@ -139,6 +161,8 @@ class Tower:
     config: Callable[[Any], Any] = itself
     unused: tuple[str, ...] = ()
     has_rotary_qkv: bool = False
+    audio: AudioTower | None = None
+    token_embeddings: Callable[[Any], tuple[int, Tensor]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -488,8 +488,9 @@ def _vision_encoder(load: _Load, spec: DecoderSpec | EncoderSpec) -> VisionEncod
         return FallbackEncoder(load.shell, facts.info.placeholder, facts.samples)
     from quire.engine.models.fallback.tower import empty_tower  # noqa: PLC0415 a second of imports, for few models
 
-    module = empty_tower(read_config(load.folder, load.options.hf_overrides), tower)
-    return PixelEncoder(module, tower.encode, facts.normalization)
+    audio = None if load.config.facts.audio is None else tower.audio
+    module = empty_tower(read_config(load.folder, load.options.hf_overrides), tower, hears=audio is not None)
+    return PixelEncoder(module, tower.encode, facts.normalization, audio, tower.token_embeddings)
 
 
 def _composite_shell(folder: Path, config: ModelConfig, options: ModelOptions) -> CompositeShell | None:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from msgspec import structs
 
+from quire.engine.client.audio import AudioInfo
 from quire.engine.client.model_info import Generates, ModelKind, Pools
 from quire.engine.models.config.checks import check_acts, check_raw, check_spec
 from quire.engine.models.config.pooling import PoolingOptions, read_dual_pooler, read_pooler
@@ -34,6 +35,7 @@ from quire.engine.models.families.static import STATIC, static_spec
 from quire.engine.models.family import (
     NO_FACTS,
     AnyFamily,
+    AudioTower,
     Composite,
     Facts,
     FallbackTower,
@@ -307,7 +309,19 @@ def _with_pictures(
         if is_unknown:
             raise UnsupportedModel(f"{error} (model type {known.model_type!r}; {ALONE})") from error
         return replace(known, text_only=str(error))
-    return replace(known, facts=replace(known.facts, pictures=pictures))
+    facts = replace(known.facts, pictures=pictures)
+    if isinstance(tower, Tower) and tower.audio is not None and facts.pooler is None:
+        facts = replace(facts, audio=_audio_of_tower(tower.audio, folder, config, spec))
+    return replace(known, facts=facts)
+
+
+def _audio_of_tower(tower: AudioTower, folder: Path, config: Any, spec: DecoderSpec) -> AudioInfo | None:
+    """How a model reads audio beside pictures; None: it does not, or not as Quire supports it."""
+    try:
+        return tower.facts(folder, config, spec)
+    except (BrokenFolder, UnsupportedModel) as error:
+        logger.warning("%s is loaded without its encoder of audio, and reads no audio: %s", folder.name, error)
+        return None
 
 
 def _spec(config: Any, family: AnyFamily, implementation: ModelImplementation) -> DecoderSpec | EncoderSpec | None:

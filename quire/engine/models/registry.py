@@ -20,6 +20,7 @@ from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.families.fallback_composites import FALLBACK_COMPOSITE, is_fallback_composite
 from quire.engine.models.family import (
     AnyFamily,
+    AudioTower,
     Composite,
     Facts,
     FallbackTower,
@@ -202,7 +203,8 @@ def _names(family: Family[Any], spec: Spec, facts: Facts) -> WeightNames:
 def plain_name(spec: Spec, facts: Facts, name: str) -> str | None:
     """The name of a tensor without the parts of a composed model; None if it is not loaded.
 
-    Tensors of the part that reads pictures have the names that they have in transformers' model, behind `VISION`.
+    Tensors of the parts that read pictures and audio have the names that they have in transformers' model, behind
+    `VISION`.
     """
     family = registry().names[spec.family]
     if isinstance(family, TwoTowers):
@@ -210,9 +212,12 @@ def plain_name(spec: Spec, facts: Facts, name: str) -> str | None:
     if not isinstance(family, Composite):
         return name
     if facts.pictures is not None and family.tower is not None:
-        inner = family.tower.module_name(name)
-        if inner is not None:
-            return f"{VISION}{inner}"
+        readers: list[Tower | FallbackTower | AudioTower] = [family.tower]
+        if isinstance(family.tower, Tower) and family.tower.audio is not None and facts.audio is not None:
+            readers.append(family.tower.audio)
+        for inner in (reader.module_name(name) for reader in readers):
+            if inner is not None:
+                return f"{VISION}{inner}"
     return family.plain_name(name)
 
 

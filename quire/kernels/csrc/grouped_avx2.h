@@ -1,5 +1,4 @@
-// Products of integers with AVX2, in sums of 16 bits as far as these have room: see ops/grouped_linear.h. There are 16
-// registers, so products are of 16 outputs at a time.
+// Products of integers with AVX2, in sums of 16 bits as far as these have room: see ops/grouped_linear.h.
 #pragma once
 
 // Products of unsigned bytes below 128 with the signed bytes of inputs; sums of two have 16 bits.
@@ -19,44 +18,69 @@ INLINE Ints add_shorts(Ints a, Ints b) {
     return {(HalfInts)_mm256_add_epi16((__m256i)a.low, (__m256i)b.low), (HalfInts)_mm256_add_epi16((__m256i)a.high, (__m256i)b.high)};
 }
 
-// Sums of two neighbours of 16 bits as numbers of 32 bits.
-INLINE Ints widen_pairs(Ints shorts) {
-    __m256i ones = _mm256_set1_epi16(1);
-    return {(HalfInts)_mm256_madd_epi16((__m256i)shorts.low, ones), (HalfInts)_mm256_madd_epi16((__m256i)shorts.high, ones)};
+// Sums of two neighbours of 16 bits, each times its factor, as numbers of 32 bits.
+INLINE Ints dot_shorts(Ints shorts, Ints factors) {
+    return {(HalfInts)_mm256_madd_epi16((__m256i)shorts.low, (__m256i)factors.low),
+            (HalfInts)_mm256_madd_epi16((__m256i)shorts.high, (__m256i)factors.high)};
+}
+
+// Scales of 8 bits for 16 outputs, each twice as a number of 16 bits.
+INLINE Ints load_pairs(const ScaleRows &scales, int64_t group, int half) {
+    if (scales.decoded) return load_ints(scales.decoded + group * PANEL + half * LANES);
+    __m256i bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(scales.at + group * PANEL + half * LANES)));
+    __m256i first = _mm256_setr_epi8(-1, 0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3,
+                                     -1, 4, -1, 4, -1, 5, -1, 5, -1, 6, -1, 6, -1, 7, -1, 7);
+    __m256i second = _mm256_setr_epi8(-1, 8, -1, 8, -1, 9, -1, 9, -1, 10, -1, 10, -1, 11, -1, 11,
+                                      -1, 12, -1, 12, -1, 13, -1, 13, -1, 14, -1, 14, -1, 15, -1, 15);
+    return {(HalfInts)_mm256_srai_epi16(_mm256_shuffle_epi8(bytes, first), 8),
+            (HalfInts)_mm256_srai_epi16(_mm256_shuffle_epi8(bytes, second), 8)};
 }
 
 // Lets sums grow product by product. The compiler would compute all products first, and keep them in memory.
 INLINE void keep_in_registers(Ints &sums) { asm("" : "+x"(sums.low), "+x"(sums.high)); }
 
 template <Codes kind, int quads, int rows>
-INLINE void PartSums<kind, quads, rows>::compute(const uint8_t *codes, int first, const int32_t *inputs,
-                                                 const int32_t *starts, Ints table, PrefetchStream &prefetch) {
-    // Quads whose sums have 16 bits: 2 * 15 * 127 * 8 and 2 * 63 * 127 * 2 are below 2^15.
-    constexpr int shorts = wide ? 1 : kind == Codes::SIX ? 2 : quads;
+template <bool scaled>
+INLINE void PartSums<kind, quads, rows>::compute(const uint8_t *codes, int first, const int32_t *inputs, const int32_t *starts,
+                                                 Ints table, const ScaleRows &scales, int64_t group, PrefetchStream &prefetch) {
+    // Quads whose sums have 16 bits: see `has_short_sums`; of signed bytes 2 * 128 * 127 are below 2^15.
+    constexpr int shorts = wide ? 1 : kind == Codes::SIX ? 4 : quads;
     constexpr int together = std::min(shorts, 2);  // quads whose codes are in registers
-    Ints short_sums[rows];
+    const Ints ones = Ints{} + 0x10001;
+    Ints short_sums[rows][vectors];
     // The compiler is not to mix the vectors of a panel, or it would keep inputs of both in memory.
     asm("" : "+r"(codes), "+r"(inputs));
 #pragma GCC unroll 8
     for (int quad = 0; quad < quads; quad += together) {
-        Ints unpacked[together];
-        for (int i = 0; i < together; i++) {
-            unpacked[i] = unpack<kind>(codes + (quad + i) / 4 * step_bytes(kind), (quad + i) % 4, first, table);
-            if (wide) unpacked[i] ^= int32_t(0x80808080);
-            if (first == 0 && (quad + i) % 4 < fetches) prefetch.fetch();
-        }
-#pragma GCC unroll 12
-        for (int row = 0; row < rows; row++) {
+        if (first == 0)
+            for (int i = 0; i < together; i++)
+                if ((quad + i) % 4 < fetches) prefetch.fetch();
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; v++) {
+            Ints unpacked[together];
             for (int i = 0; i < together; i++) {
-                __m256i four = _mm256_set1_epi32(inputs[(quad + i) * rows + row]);
-                Ints products = wide ? dot_signed_pairs(unpacked[i], four) : dot_pairs(unpacked[i], four);
-                short_sums[row] = (quad + i) % shorts ? add_shorts(short_sums[row], products) : products;
-                keep_in_registers(short_sums[row]);
+                unpacked[i] = unpack<kind>(codes + (quad + i) / 4 * step_bytes(kind), (quad + i) % 4, first + v, table);
+                if (wide) unpacked[i] ^= int32_t(0x80808080);
+            }
+#pragma GCC unroll 12
+            for (int row = 0; row < rows; row++) {
+                if (!wide && quad % shorts == 0) short_sums[row][v] = Ints{} + starts[quad / shorts * rows + row];
+                for (int i = 0; i < together; i++) {
+                    __m256i four = _mm256_set1_epi32(inputs[(quad + i) * rows + row]);
+                    Ints products = wide ? dot_signed_pairs(unpacked[i], four) : dot_pairs(unpacked[i], four);
+                    short_sums[row][v] = wide ? products : add_shorts(short_sums[row][v], products);
+                    keep_in_registers(short_sums[row][v]);
+                }
             }
             if ((quad + together) % shorts) continue;
-            Ints widened = widen_pairs(short_sums[row]);
-            sums[row][0] = quad < shorts ? widened + starts[row] : sums[row][0] + widened;
-            if (shorts < quads) keep_in_registers(sums[row][0]);
+            Ints factors = scaled ? load_pairs(scales, group, first + v) : ones;
+#pragma GCC unroll 12
+            for (int row = 0; row < rows; row++) {
+                Ints widened = dot_shorts(short_sums[row][v], factors);
+                if (wide && quad == 0) widened += starts[row];
+                sums[row][v] = quad < shorts ? widened : sums[row][v] + widened;
+                keep_in_registers(sums[row][v]);
+            }
         }
     }
 }

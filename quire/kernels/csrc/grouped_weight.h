@@ -41,14 +41,17 @@ struct ScaleRows {
     const uint8_t *at;
     const uint8_t *factors;  // of each SUPER inputs; null: `at` is float16
     int shift;               // groups of inputs in SUPER, as power of two
-    const float *floats;     // the same as float32 (groups, 32), or null
+    const float *decoded;    // what load() or, with AVX2, load_pairs() returns: (groups, 32), or null
 
-    // Those of a group of inputs, for the first or second 16 outputs.
+    // Those of a group of inputs without their factors, for the first or second 16 outputs.
     INLINE Floats load(int64_t group, int half) const {
-        if (floats) return Float32::load(floats + group * PANEL + half * LANES);
-        if (!factors) return load_float16(at + group * 64 + half * 32);
-        const auto *codes = (const int8_t *)at + group * PANEL + half * LANES;
-        return load_int8(codes) * load_float16(factors + (group >> shift) * 64 + half * 32);
+        if (decoded) return Float32::load(decoded + group * PANEL + half * LANES);
+        return factors ? load_int8((const int8_t *)at + group * PANEL + half * LANES) : load_float16(at + group * 64 + half * 32);
+    }
+    INLINE Floats factor(int64_t group, int half) const { return load_float16(factors + (group >> shift) * 64 + half * 32); }
+    // Those of a group of inputs, whole.
+    INLINE Floats load_scaled(int64_t group, int half) const {
+        return factors ? load(group, half) * factor(group, half) : load(group, half);
     }
 };
 
@@ -69,7 +72,8 @@ struct GroupedWeight {
         require(group == STEP || (group > 0 && group % INPUT_GROUP == 0), "group", "16 or a multiple of 32 is expected");
         require(scale_bits == 16 || (scale_bits == 8 && group <= INPUT_GROUP), "scale_bits",
                 "16, or 8 with groups of 16 or 32, is expected");
-        require(offset >= -1024 && offset <= 1024, "offset", "a number that sums of 32 bits have room for is expected");
+        int64_t least = bits == 4 && !table ? -1 : bits == 6 ? 32 : -1024, most = bits == 4 && !table ? 16 : bits == 6 ? 32 : 1024;
+        require(offset >= least && offset <= most, "offset", "a number that sums of products have room for is expected");
         GroupedWeight w;
         w.kind = table ? Codes::TABLE : bits == 4 ? Codes::FOUR : bits == 6 ? Codes::SIX : Codes::EIGHT;
         w.data = weight.data<uint8_t>(), w.factors = factors.data<float>();

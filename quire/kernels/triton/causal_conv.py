@@ -35,12 +35,13 @@ def causal_conv_kernel(
     GATE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program for BLOCK channels of a sequence."""
+    """One program for BLOCK channels of a sequence. The slot of padding is negative: nothing of it is read or kept."""
     sequence = tl.program_id(0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < channels
     begin, end = tl.load(bounds + sequence), tl.load(bounds + sequence + 1)
-    kept = state + tl.load(slots + sequence) * state_stride + at
+    slot = tl.load(slots + sequence)
+    kept, has_slot = state + slot * state_stride + at, inside & (slot >= 0)
     added = tl.zeros((BLOCK,), tl.float32)
     if BIAS:
         added = tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
@@ -50,7 +51,7 @@ def causal_conv_kernel(
             source = token - (WIDTH - 1) + tap
             is_new = source >= begin
             row = WIDTH - 1 + source - begin
-            old = tl.load(kept + row * channels, mask=inside & (source < begin), other=0.0)
+            old = tl.load(kept + row * channels, mask=has_slot & (source < begin), other=0.0)
             new = tl.load(x + source * x_stride + at, mask=inside & is_new, other=0.0).to(tl.float32)
             factor = tl.load(weight + at * channel_stride + tap * tap_stride, mask=inside, other=0.0).to(tl.float32)
             total += tl.where(is_new, new, old) * factor
@@ -63,9 +64,9 @@ def causal_conv_kernel(
         source = end - (WIDTH - 1) + place
         is_new = source >= begin
         row = WIDTH - 1 + source - begin
-        old = tl.load(kept + row * channels, mask=inside & (source < begin), other=0.0)
+        old = tl.load(kept + row * channels, mask=has_slot & (source < begin), other=0.0)
         new = tl.load(x + source * x_stride + at, mask=inside & is_new, other=0.0).to(tl.float32)
-        tl.store(kept + place * channels, tl.where(is_new, new, old), mask=inside)
+        tl.store(kept + place * channels, tl.where(is_new, new, old), mask=has_slot)
 
 
 def causal_conv(

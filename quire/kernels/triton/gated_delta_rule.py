@@ -43,14 +43,15 @@ def gated_delta_rule_kernel(
     BLOCK: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """One program for BLOCK columns of the state of a head of a sequence."""
+    """One program for BLOCK columns of the state of a head of a sequence. The slot of padding is negative."""
     sequence, head = tl.program_id(0), tl.program_id(1)
     at = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     rows = tl.arange(0, SIZE)
     inside, known = at < value_dim, rows < key_dim
     begin, end = tl.load(bounds + sequence), tl.load(bounds + sequence + 1)
-    kept = state + tl.load(slots + sequence) * state_stride + (head * key_dim + rows[:, None]) * value_dim + at[None, :]
-    within = known[:, None] & inside[None, :]
+    slot = tl.load(slots + sequence)
+    kept = state + slot * state_stride + (head * key_dim + rows[:, None]) * value_dim + at[None, :]
+    within = known[:, None] & inside[None, :] & (slot >= 0)
     total = tl.load(kept, mask=within, other=0.0)
     rate = -tl.exp(tl.load(log_rate + head))
     of_key = head // heads_per_key * key_dim + rows

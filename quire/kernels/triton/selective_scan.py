@@ -40,7 +40,7 @@ def selective_scan_kernel(
     BLOCK: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """One program for BLOCK channels of a sequence."""
+    """One program for BLOCK channels of a sequence. A negative slot is that of padding: its state is not kept."""
     sequence = tl.program_id(0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     rows = tl.arange(0, SIZE)
@@ -48,8 +48,10 @@ def selective_scan_kernel(
     within = known[:, None] & inside[None, :]
     places = rows[:, None] * channels + at[None, :]
     begin, end = tl.load(bounds + sequence), tl.load(bounds + sequence + 1)
-    kept = state + tl.load(slots + sequence) * state_stride + places
-    total = tl.load(kept, mask=within, other=0.0)
+    slot = tl.load(slots + sequence)
+    kept = state + slot * state_stride + places
+    has_slot = within & (slot >= 0)
+    total = tl.load(kept, mask=has_slot, other=0.0)
     rates = -tl.abs(tl.load(rate + places, mask=within, other=0.0))
     added_bias = tl.load(bias + at, mask=inside, other=0.0)
     factor = tl.load(skip + at, mask=inside, other=0.0)
@@ -64,7 +66,7 @@ def selective_scan_kernel(
             opened = tl.load(gate + token * gate_stride + at, mask=inside, other=0.0).to(tl.float32)
             result = result * opened * sigmoid(opened)
         tl.store(out + token * channels + at, result.to(out.dtype.element_ty), mask=inside)
-    tl.store(kept, total, mask=within)
+    tl.store(kept, total, mask=has_slot)
 
 
 def selective_scan(

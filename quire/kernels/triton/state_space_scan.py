@@ -44,14 +44,15 @@ def state_space_scan_kernel(
     BLOCK: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """One program for BLOCK elements of a head of a sequence."""
+    """One program for BLOCK elements of a head of a sequence. The slot of padding is negative."""
     sequence, head = tl.program_id(0), tl.program_id(1)
     at = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     rows = tl.arange(0, SIZE)
     inside, known = at < dim, rows < size
     begin, end = tl.load(bounds + sequence), tl.load(bounds + sequence + 1)
-    kept = state + tl.load(slots + sequence) * state_stride + (head * size + rows[:, None]) * dim + at[None, :]
-    within = known[:, None] & inside[None, :]
+    slot = tl.load(slots + sequence)
+    kept = state + slot * state_stride + (head * size + rows[:, None]) * dim + at[None, :]
+    within = known[:, None] & inside[None, :] & (slot >= 0)
     total = tl.load(kept, mask=within, other=0.0)
     decay_rate, added_bias, factor = -tl.abs(tl.load(rate + head)), tl.load(bias + head), tl.load(skip + head)
     column = head * dim + at

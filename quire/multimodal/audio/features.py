@@ -232,11 +232,18 @@ def mel_filters(count: int, frame: int = _WINDOW) -> NDArray[np.float64]:
     return filters
 
 
-@lru_cache(maxsize=2)
-def htk_filters(count: int) -> NDArray[np.float64]:
-    """Triangular filters of equal height, spaced evenly on HTK's mel scale: (count, _LONG_FRAME / 2 + 1)."""
-    edges = _mel_to_hz(np.linspace(0.0, _hz_to_mel(np.float64(_MAX_HZ)), count + 2))
-    return _triangles(edges, np.linspace(0.0, _MAX_HZ, _LONG_FRAME // 2 + 1))
+@lru_cache(maxsize=4)
+def htk_filters(
+    count: int, frame: int = _LONG_FRAME, bottom_hz: float = 0.0, top_hz: float = _MAX_HZ
+) -> NDArray[np.float64]:
+    """Triangular filters of equal height, spaced evenly on HTK's mel scale: (count, frame / 2 + 1).
+
+    `frame`: samples that are transformed at once; `bottom_hz`, `top_hz`: where the first filter begins, and the last
+    one ends.
+    """
+    bottom, top = (_hz_to_mel(np.float64(hz)) for hz in (bottom_hz, top_hz))
+    edges = _mel_to_hz(np.linspace(bottom, top, count + 2))
+    return _triangles(edges, np.linspace(0.0, _MAX_HZ, frame // 2 + 1))
 
 
 @lru_cache(maxsize=2)

@@ -22,6 +22,13 @@ from quire.multimodal.audio.features import (
     stacked_columns,
     stacked_log_mel,
 )
+from quire.multimodal.audio.usm_features import (
+    preemphasized_columns,
+    preemphasized_log_mel,
+    sample_frames,
+    semicausal_columns,
+    semicausal_log_mel,
+)
 from quire.multimodal.placement import Placeholders
 
 Samples = NDArray[np.float32]
@@ -36,6 +43,12 @@ def encoded_columns(samples: int, info: AudioInfo) -> int:
             return stacked_columns(samples)
         case "kaldi_log_mel":
             return kaldi_columns(samples)
+        case "semicausal_log_mel":
+            return semicausal_columns(samples)
+        case "preemphasized_log_mel":
+            return preemphasized_columns(samples)
+        case "sample_frames":
+            return -(-samples // info.num_mel_bins)
     samples = max(samples, info.min_samples)
     if not info.padded_columns:
         return samples // HOP
@@ -127,6 +140,12 @@ def _features(samples: Samples, info: AudioInfo) -> NDArray[np.float32]:
             return stacked_log_mel(samples, info.num_mel_bins // 2)
         case "kaldi_log_mel":
             return kaldi_log_mel(samples, info.num_mel_bins)
+        case "semicausal_log_mel":
+            return semicausal_log_mel(samples, info.num_mel_bins)
+        case "preemphasized_log_mel":
+            return preemphasized_log_mel(samples, info.num_mel_bins)
+        case "sample_frames":
+            return sample_frames(samples, info.num_mel_bins)
         case "log_mel":
             return log_mel(samples, info.num_mel_bins, _seconds(len(samples), info))
 

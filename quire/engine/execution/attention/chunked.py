@@ -42,30 +42,27 @@ def chunk_sizes(layout: CacheLayout, block_size: int) -> list[int | None]:
     return sizes or [None]
 
 
-def selecting_groups(layout: CacheLayout) -> list[bool]:
-    """Return of each group that grows whether tokens attend to selected ones; of at least one, see `chunk_sizes`."""
-    return [isinstance(group.kind, IndexedCache) for group in layout.growing] or [False]
+def check_for_libraries(layout: CacheLayout, backend: str) -> None:
+    """Check that attention needs nothing that Quire's kernels alone compute.
 
-
-def check_for_devices(layout: CacheLayout) -> None:
-    """Check that attention needs nothing that is computed on the host alone.
+    Args:
+        layout: that of the cache.
+        backend: value of --attention-backend.
 
     Raises:
         UnsupportedModel: tokens attend within chunks, of which a sequence may have several, or to selected tokens.
     """
     for group in layout.growing:
-        if isinstance(group.kind, IndexedCache):
-            top_k = group.kind.top_k
-            raise UnsupportedModel(
-                f"attention to {top_k} selected tokens is not supported by this device in longer contexts: "
-                f"--max-model-len must be at most {top_k}"
-            )
-        if isinstance(group.kind, ChunkCache):
-            size = group.kind.size
-            raise UnsupportedModel(
-                f"attention in chunks of {size} tokens is not supported by this device behind the first chunk: "
-                f"--max-model-len must be at most {size}"
-            )
+        match group.kind:
+            case IndexedCache(top_k=limit):
+                what = f"attention to {limit} selected tokens is not supported in longer contexts"
+            case ChunkCache(size=limit):
+                what = f"attention in chunks of {limit} tokens is not supported behind the first chunk"
+            case _:
+                continue
+        raise UnsupportedModel(
+            f"{what} with --attention-backend {backend}: use triton, or --max-model-len of at most {limit}"
+        )
 
 
 def within_chunks(attend: QueryAttention, size: int, block_size: int) -> QueryAttention:
@@ -78,12 +75,37 @@ def within_chunks(attend: QueryAttention, size: int, block_size: int) -> QueryAt
     """
     match attend:
         case DecodeTokens(tables=tables, lengths=lengths):
-            return DecodeTokens(*_last_chunks(tables, lengths, size, block_size))
+            return DecodeTokens(*last_chunks(tables, lengths, size, block_size))
         case VarlenSpans(metadata=metadata):
             return VarlenSpans(_divided(metadata, size, block_size))
         case SequentialRanges(ranges=ranges):
             return SequentialRanges([part for piece in ranges for part in _parts(*piece, size, block_size)])
     raise AssertionError(f"{type(attend).__name__} is not divided into chunks")
+
+
+class ChunkMemory:
+    """Memory for the spans within chunks of a step, at the same addresses in all steps: so calls can be replayed."""
+
+    def __init__(self, spans: int, blocks: int) -> None:
+        """`spans`: of a step, at most; `blocks`: those of a chunk."""
+        self._tables = torch.zeros(spans, blocks, dtype=torch.int32)
+        self._lengths = torch.zeros(spans, dtype=torch.int64)
+        self._counts = torch.zeros(2 + spans, dtype=torch.int64)
+
+    def keep(self, attend: QueryAttention) -> QueryAttention:
+        """Return the same attention, which reads this memory."""
+        match attend:
+            case DecodeTokens(tables=tables, lengths=lengths):
+                return DecodeTokens(*self._put(tables, lengths))
+            case VarlenSpans(metadata=metadata):
+                counts = self._counts[: len(metadata.counts)].copy_(metadata.counts)
+                return VarlenSpans(AttentionMetadata(*self._put(metadata.block_tables, metadata.seq_lens), counts))
+        raise AssertionError(f"{type(attend).__name__} is not replayed")
+
+    def _put(self, tables: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        kept = self._tables[: len(tables)]
+        kept[:, : tables.shape[1]] = tables
+        return kept, self._lengths[: len(lengths)].copy_(lengths)
 
 
 class _Part(NamedTuple):
@@ -110,11 +132,11 @@ def _split(length: int, count: int, size: int, block_size: int) -> Iterator[_Par
         position = end
 
 
-def _last_chunks(tables: Tensor, lengths: Tensor, size: int, block_size: int) -> tuple[Tensor, Tensor]:
-    """Block tables and lengths of the last chunks of sequences."""
-    starts = (lengths - 1) // size * size
+def last_chunks(tables: Tensor, lengths: Tensor, size: int, block_size: int) -> tuple[Tensor, Tensor]:
+    """Return the block tables and lengths of the last chunks of sequences; those of 0 positions keep their length."""
+    starts = (lengths - 1).clamp(min=0) // size * size
     blocks = min(size // block_size, tables.shape[1])
-    columns = (starts // block_size)[:, None] + torch.arange(blocks)
+    columns = (starts // block_size).long()[:, None] + torch.arange(blocks, device=tables.device)
     return tables.gather(1, columns.clamp(max=tables.shape[1] - 1)), lengths - starts
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from quire.engine.execution.attention.selected import Place, attend_selected
 from quire.engine.execution.cache_layout import LayerCache
 from quire.engine.models.layers.inputs import Selection, StepAttention
 from quire.kernels.capture import RowKind, set_row_kind
@@ -25,6 +24,7 @@ from quire.kernels.paged_attention import (
 from quire.kernels.projected_heads import ProjectedHeads
 from quire.kernels.qk_norm_rope import qk_norm_rope
 from quire.kernels.qk_norm_rope_write import qk_norm_rope_write
+from quire.kernels.selected_attention import TokenPlaces, attend_selected, select_positions
 from quire.kernels.take_rows import take_rows
 from quire.kernels.write_pages import write_pages
 
@@ -34,10 +34,6 @@ class QueryAttention(Protocol):
 
     def __call__(self, q: Tensor, cache: LayerCache, params: AttentionParams) -> Tensor:
         """Attend; the result is (tokens, heads, value_dim)."""
-
-    def places(self, count: int) -> Iterator[Place]:
-        """Yield the place of each query, of which there are `count`; on the host only."""
-        raise AssertionError(f"the places of queries are on the device ({type(self).__name__})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +47,6 @@ class DecodeTokens(QueryAttention):
     def __call__(self, q: Tensor, cache: LayerCache, params: AttentionParams) -> Tensor:
         return paged_decode(q, cache.keys, cache.values, self.tables, self.lengths, params)
 
-    @override
-    def places(self, count: int) -> Iterator[Place]:
-        yield from map(Place, self.tables[:count], self.lengths.tolist())
-
 
 @dataclass(frozen=True, slots=True)
 class VarlenSpans(QueryAttention):
@@ -67,15 +59,6 @@ class VarlenSpans(QueryAttention):
     def __call__(self, q: Tensor, cache: LayerCache, params: AttentionParams) -> Tensor:
         visible = None if params.is_causal else self.visible
         return paged_varlen(q, cache.keys, cache.values, self.metadata, params, visible)
-
-    @override
-    def places(self, count: int) -> Iterator[Place]:
-        singles, spans, *counts = self.metadata.counts.tolist()
-        counts = [*[1] * singles, *counts[singles:spans]]
-        for table, length, tokens in zip(
-            self.metadata.block_tables, self.metadata.seq_lens.tolist(), counts, strict=False
-        ):
-            yield from _last_places(table, length, tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +77,6 @@ class PrefillSpan(QueryAttention):
         visible = None if params.is_causal else self.visible
         return paged_prefill(q, cache.keys, cache.values, self.table, self.length, params, visible)
 
-    @override
-    def places(self, count: int) -> Iterator[Place]:
-        yield from _last_places(self.table, self.length, count)
-
 
 @dataclass(frozen=True, slots=True)
 class SequentialRanges(QueryAttention):
@@ -110,17 +89,6 @@ class SequentialRanges(QueryAttention):
         out = [attend(q[begin:end], cache, params) for begin, end, attend in self.ranges]
         return out[0] if len(out) == 1 else torch.cat(out)
 
-    @override
-    def places(self, count: int) -> Iterator[Place]:
-        for begin, end, attend in self.ranges:
-            yield from attend.places(end - begin)
-
-
-def _last_places(table: Tensor, length: int, count: int) -> Iterator[Place]:
-    """The places of the last tokens of a sequence."""
-    for seen in range(length - count + 1, length + 1):
-        yield Place(table, seen)
-
 
 @dataclass(frozen=True, slots=True)
 class GroupAttention:
@@ -130,13 +98,14 @@ class GroupAttention:
         slots: (tokens,) int64 slot mapping.
         all_rows: attention of all queries of the step.
         logits_rows: attention of the rows `logits_indices` in the last layer; None to attend with `all_rows`.
-        selects: tokens attend to selected ones of their sequences, see `Selection`.
+        places: those of tokens that attend to selected ones of their sequences, see `Selection`; None: all attend to
+            all earlier ones.
     """
 
     slots: Tensor
     all_rows: QueryAttention
     logits_rows: QueryAttention | None = None
-    selects: bool = False
+    places: TokenPlaces | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +143,21 @@ class PagedAttention(StepAttention):
         """Write keys and values to the pages; returns the queries with as many elements as keys have there."""
         if cache.shape.is_padded:
             # Zeros change no sum, and pages of other sizes are read by torch, whose order of sums depends on the step.
-            key_dim = cache.shape.key_elements
-            q, k = (pad_rows(rows, key_dim) for rows in (q, k))
+            q = pad_rows(q, cache.shape.key_elements)
+        self._write(cache, k, v, params)
+        return q
+
+    def _write(self, cache: LayerCache, k: Tensor, v: Tensor | None, params: AttentionParams) -> None:
+        if cache.shape.is_padded:
+            k = pad_rows(k, cache.shape.key_elements)
             v = None if v is None else pad_rows(v, cache.shape.value_elements)
         slots = self.groups[cache.group].slots
         scales = params.key_scale, params.value_scale, params.head_scales
         write_pages(cache.keys, cache.values, slots, k, v, *scales)
-        return q
+
+    @override
+    def store(self, layer: int, k: Tensor, v: Tensor) -> None:
+        self._write(self.layers[layer], k, v, AttentionParams(1.0))
 
     @override
     def selected(
@@ -195,19 +172,25 @@ class PagedAttention(StepAttention):
         last_token_only: bool = False,
     ) -> Tensor:
         cache = self.layers[layer]
-        if not self.groups[cache.group].selects:
+        places = self.groups[cache.group].places
+        if places is None:
             return self(layer, q, k, None, params, last_layer=last_layer, last_token_only=last_token_only)
         q = self._written(cache, q, k, None, params)
-        places = list(self.groups[cache.group].all_rows.places(len(q)))
-        if all(place.length > selection.top_k for place in places):
-            out = q.new_empty(*q.shape[:2], cache.shape.value_elements)
-        else:
-            out = self._attend(cache, q, params, last_layer, False)
-        attend_selected(q, out, cache, params, selection, places)
-        out = out[..., : cache.shape.value_dim]
-        if last_layer and last_token_only and self.logits_indices is not None:
-            return _select(out, self.logits_indices)
-        return out
+        rows = self.logits_indices if last_layer and last_token_only else None
+        if rows is not None:
+            q, places = _select(q, rows), places.of_rows(rows)
+        if selection.queries is not None:
+            index = selection.queries()
+            queries, weights = (part if rows is None else part[rows] for part in (index.queries, index.weights))
+            selection.positions.rows = select_positions(
+                queries, weights, cache.keys, places, selection.key_dim, selection.top_k, params.key_scale
+            )
+        elif rows is not None and selection.positions.rows is not None:
+            selection.positions.rows = selection.positions.rows[rows]
+        positions = selection.positions.rows
+        assert positions is not None, f"layer {layer} reads what no layer of the step has selected"
+        out = attend_selected(q, cache.keys, cache.values, places, positions, selection.key_dim, params)
+        return out[..., : cache.shape.value_dim]
 
     @override
     def read(

@@ -8,7 +8,7 @@ import torch
 from typing_extensions import override
 
 from quire.engine.execution.attention.backend import AttentionBackend, PreparedAttention
-from quire.engine.execution.attention.chunked import chunk_sizes, selecting_groups, within_chunks
+from quire.engine.execution.attention.chunked import chunk_sizes, within_chunks
 from quire.engine.execution.attention.cross_attention import reference_cross_attention
 from quire.engine.execution.attention.paged import (
     DecodeTokens,
@@ -18,9 +18,11 @@ from quire.engine.execution.attention.paged import (
     QueryAttention,
     SequentialRanges,
 )
+from quire.engine.execution.attention.selected import places_of_spans, selected_counts
 from quire.engine.execution.cache import KVCache
 from quire.engine.execution.inputs import Span, StepInputs
 from quire.engine.execution.request_table import RequestTable
+from quire.kernels.selected_attention import TokenPlaces
 
 
 class ReferenceAttention(AttentionBackend):
@@ -30,7 +32,7 @@ class ReferenceAttention(AttentionBackend):
         self._cache = cache
         self._table = table
         self._chunks = chunk_sizes(cache.layout, table.block_size)
-        self._selects = selecting_groups(cache.layout)
+        self._selected = selected_counts(cache.layout)
 
     @override
     def prepare(self, inputs: StepInputs) -> PreparedAttention:
@@ -40,11 +42,19 @@ class ReferenceAttention(AttentionBackend):
             attention: QueryAttention = sequential_ranges(inputs, self._table, index, group_lengths=True)
             if size is not None:
                 attention = within_chunks(attention, size, self._table.block_size)
-            groups.append(GroupAttention(group.slots, attention, selects=self._selects[index]))
+            groups.append(GroupAttention(group.slots, attention, places=self._places(inputs, index)))
         attend = PagedAttention(self._cache.layers, groups, inputs.model.logits_indices)
         spans, table = inputs.spans, self._table
         cross = reference_cross_attention(self._cache.layers, spans, table) if table.cross_blocks.size else None
         return PreparedAttention(attend, static=False, cross=cross)
+
+    def _places(self, inputs: StepInputs, index: int) -> TokenPlaces | None:
+        """Return the places of tokens that attend to selected ones."""
+        top_k, spans = self._selected[index], inputs.spans
+        if top_k is None:
+            return None
+        tables = torch.from_numpy(self._table.blocks[index][[span.row for span in spans]])
+        return places_of_spans(tables, [span.length for span in spans], [span.count for span in spans], top_k)
 
 
 def sequential_ranges(inputs: StepInputs, table: RequestTable, group: int, *, group_lengths: bool) -> SequentialRanges:

@@ -1,64 +1,73 @@
-"""Attention of the tokens of a step to selected positions of their sequences; see `Selection`."""
+"""The places of the tokens of a step, in groups of layers whose tokens attend to selected ones; see `Selection`."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
-from quire.engine.execution.cache_layout import LayerCache
-from quire.engine.models.layers.inputs import Selection
-from quire.kernels.paged_attention import AttentionParams, page_rows
-from quire.kernels.selected_attention import attend_to, select_positions
+from quire.engine.execution.cache_layout import CacheLayout
+from quire.engine.execution.inputs import DeviceMetadata
+from quire.engine.models.specs.cache import IndexedCache
+from quire.kernels.selected_attention import TokenPlaces
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a token is: the block table of its sequence, and the number of positions up to its own."""
+def selected_counts(layout: CacheLayout) -> list[int | None]:
+    """Return how many tokens are selected in each group that grows; None: they are not.
 
-    table: Tensor
-    length: int
+    Where no group grows there is one, see `chunk_sizes`.
+    """
+    return [group.kind.top_k if isinstance(group.kind, IndexedCache) else None for group in layout.growing] or [None]
 
 
-def attend_selected(
-    q: Tensor, out: Tensor, cache: LayerCache, params: AttentionParams, selection: Selection, places: Sequence[Place]
-) -> None:
-    """Attend to selected positions, in the rows of a step that have more positions than are selected.
+def places_of_spans(tables: Tensor, lengths: Sequence[int], counts: Sequence[int], top_k: int) -> TokenPlaces | None:
+    """Return the places of consecutive tokens at the last positions of sequences; None: no token has more than `top_k`.
 
     Args:
-        q: (tokens, heads, dim).
-        out: (tokens, heads, elements of a value in the pages), of which these rows are written.
-        cache: the layer's pages.
-        params: scales.
-        selection: what selects, or the positions that an earlier layer has selected.
-        places: those of all rows.
+        tables: (spans, blocks) int32 block tables.
+        lengths: positions of each sequence, those of the span included.
+        counts: tokens of each span.
+        top_k: number of tokens that are selected.
     """
-    queries = None if selection.queries is None else selection.queries()
-    for row, keys in _rows(cache, params, selection, places):
-        length = places[row].length
-        if queries is not None:
-            index_keys = keys[:length, selection.key_dim : selection.key_dim + queries.queries.shape[-1]]
-            selection.positions[row] = select_positions(
-                queries.queries[row], queries.weights[row], index_keys, selection.top_k
-            )
-        seen = keys[selection.positions[row], : selection.key_dim]
-        value_dim = cache.shape.value_dim
-        out[row, :, :value_dim] = attend_to(q[row, :, : selection.key_dim], seen, value_dim, params.scale)
+    if max(lengths, default=0) <= top_k:
+        return None
+    seen = [
+        torch.arange(length - count + 1, length + 1) for length, count in zip(lengths, counts, strict=True) if count > 0
+    ]
+    return TokenPlaces(tables, torch.cat(seen), torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)))
 
 
-def _rows(
-    cache: LayerCache, params: AttentionParams, selection: Selection, places: Sequence[Place]
-) -> Iterator[tuple[int, Tensor]]:
-    """The rows that have more positions than are selected, with the cached keys (positions, dim) of their sequences.
+def places_on_device(metadata: DeviceMetadata, tokens: int, top_k: int) -> TokenPlaces | None:
+    """Return the places of the tokens of a step on a GPU; None: no token has more than `top_k`.
 
-    Those of neighbouring rows of one sequence are gathered together.
+    Args:
+        metadata: generated tokens, then spans of prompts.
+        tokens: number of all tokens.
+        top_k: number of tokens that are selected.
     """
-    longer = [(row, place) for row, place in enumerate(places) if place.length > selection.top_k]
-    for _, group in itertools.groupby(longer, lambda item: item[1].table.data_ptr()):
-        rows = list(group)
-        most = max(place.length for _, place in rows)
-        blocks = rows[0][1].table[: -(-most // cache.keys.shape[2])]
-        keys = page_rows(cache.keys, blocks, cache.keys.dtype, params.key_scale)[0]
-        yield from ((row, keys) for row, _ in rows)
+    longest, singles, spans = metadata.max_seq_len, metadata.singles, metadata.spans
+    if longest <= top_k:
+        return None
+    count, device = len(singles.seq_lens), singles.seq_lens.device
+    if not len(spans.seq_lens):
+        return TokenPlaces(singles.block_tables, singles.seq_lens, max_len=longest)
+    rows, seen = tokens_of_spans(metadata, tokens - count)
+    return TokenPlaces(
+        torch.cat((singles.block_tables, spans.block_tables)),
+        torch.cat((singles.seq_lens.long(), seen)),
+        torch.cat((torch.arange(count, device=device), rows + count)),
+        longest,
+    )
+
+
+def tokens_of_spans(metadata: DeviceMetadata, tokens: int) -> tuple[Tensor, Tensor]:
+    """Return the span of each of the last tokens of a step, and the positions up to its own: (tokens,) int64 each.
+
+    `tokens`: those of all spans.
+    """
+    starts = metadata.query_starts.long()
+    spans = torch.arange(len(starts) - 1, device=starts.device).repeat_interleave(starts.diff(), output_size=tokens)
+    ends = starts[1:][spans] - starts[0]
+    behind = ends - 1 - torch.arange(tokens, device=starts.device)
+    return spans, metadata.spans.seq_lens.long()[spans] - behind

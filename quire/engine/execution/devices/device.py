@@ -18,6 +18,7 @@ from quire.engine.execution.memory import MemoryShare
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.pending import TokenSampler
 from quire.engine.execution.sampling.sampler import GrammarStates
+from quire.engine.execution.states import StateCaches
 from quire.engine.execution.step_graphs import StepRunner
 from quire.engine.models.loader import LoadTarget
 from quire.engine.models.networks.decoder import LanguageModel
@@ -83,8 +84,17 @@ class Device(LoadTarget, Protocol):
             UnsupportedModel: it does not compute with `dtype`.
         """
 
-    def step_runner(self, model: LanguageModel, inputs: InputBuilder, attention: AttentionBackend) -> StepRunner:
-        """The runner of steps that only need logits of last tokens; it uses step graphs where the device has them."""
+    def step_runner(
+        self,
+        model: LanguageModel,
+        inputs: InputBuilder,
+        attention: AttentionBackend,
+        states: StateCaches | None = None,
+    ) -> StepRunner:
+        """The runner of steps that only need logits of last tokens; it uses step graphs where the device has them.
+
+        `states`: those of the model's layers; None: they have none.
+        """
 
     def sampler_bytes(self, rows: int, vocab_size: int) -> int:
         """Bytes of the device's memory that a sampler takes; `rows` of the request table."""

@@ -22,6 +22,7 @@ from quire.engine.execution.memory import MemoryShare, free_memory
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.pending import TokenSampler
 from quire.engine.execution.sampling.sampler import GrammarStates, Sampler
+from quire.engine.execution.states import StateCaches
 from quire.engine.execution.step_graphs import MAX_TOKENS, EagerSteps, StepGraphs, StepRunner
 from quire.engine.models.networks.decoder import LanguageModel
 from quire.kernels import native
@@ -104,11 +105,19 @@ class CpuDevice(HostDevice):
     ) -> AttentionBackend:
         # pages of other shapes than the kernels read are gathered
         return (
-            NativeAttention(cache, table, dtype) if supports_cache(cache, dtype) else ReferenceAttention(cache, table)
+            NativeAttention(cache, table, dtype, MAX_TOKENS)
+            if supports_cache(cache, dtype)
+            else ReferenceAttention(cache, table)
         )
 
     @override
-    def step_runner(self, model: LanguageModel, inputs: InputBuilder, attention: AttentionBackend) -> StepRunner:
+    def step_runner(
+        self,
+        model: LanguageModel,
+        inputs: InputBuilder,
+        attention: AttentionBackend,
+        states: StateCaches | None = None,
+    ) -> StepRunner:
         return StepGraphs(model)
 
 
@@ -142,5 +151,11 @@ class ReferenceDevice(HostDevice):
         return ReferenceAttention(cache, table)
 
     @override
-    def step_runner(self, model: LanguageModel, inputs: InputBuilder, attention: AttentionBackend) -> StepRunner:
+    def step_runner(
+        self,
+        model: LanguageModel,
+        inputs: InputBuilder,
+        attention: AttentionBackend,
+        states: StateCaches | None = None,
+    ) -> StepRunner:
         return EagerSteps(model)

@@ -12,7 +12,7 @@ from typing_extensions import override
 from quire.allocator import return_freed_memory
 from quire.config.options import EngineOptions
 from quire.engine.execution.attention.backend import AttentionBackend
-from quire.engine.execution.attention.chunked import check_for_devices
+from quire.engine.execution.attention.chunked import check_for_libraries
 from quire.engine.execution.attention.flash_attn import FlashAttention
 from quire.engine.execution.attention.flashinfer import (
     AttentionKind,
@@ -36,9 +36,12 @@ from quire.engine.execution.sampling.device_sampler import DeviceSampler
 from quire.engine.execution.sampling.device_settings import settings_bytes
 from quire.engine.execution.sampling.pending import TokenSampler
 from quire.engine.execution.sampling.sampler import GrammarStates
+from quire.engine.execution.states import StateCaches
 from quire.engine.execution.step_graphs import EagerSteps, StepRunner
 from quire.engine.models.networks.decoder import Decoder, LanguageModel
+from quire.engine.models.specs.cache import IndexedCache
 from quire.engine.models.specs.decoder import DecoderSpec
+from quire.kernels.selected_attention import SELECTION_BYTES
 
 _UTILIZATION = 0.9  # vLLM's default
 _SETTING = "--gpu-memory-utilization"
@@ -94,7 +97,8 @@ class TritonDevice(Device):
     @override
     def attention_bytes(self, model: LanguageModel, options: EngineOptions, context_len: int) -> int:
         if options.attention_backend != "flashinfer":
-            return 0
+            selects = any(isinstance(group.kind, IndexedCache) for group in model.cache_groups(context_len))
+            return SELECTION_BYTES if selects else 0
         kinds, blocks = _attention_kinds(model), -(-context_len // options.block_size)
         return flashinfer_bytes(len(kinds), options.max_num_seqs, blocks)
 
@@ -102,20 +106,27 @@ class TritonDevice(Device):
     def attention(
         self, cache: KVCache, table: RequestTable, model: LanguageModel, dtype: torch.dtype, options: EngineOptions
     ) -> AttentionBackend:
-        check_for_devices(cache.layout)
+        if options.attention_backend in LIBRARIES:
+            check_for_libraries(cache.layout, options.attention_backend)
         match options.attention_backend:
             case "flash_attn":
                 return FlashAttention(cache, dtype)
             case "flashinfer":
                 return FlashInferAttention(cache, table, dtype, _attention_kinds(model), self.torch_device)
-        return TritonAttention(cache)
+        return TritonAttention(cache, table.block_size)
 
     @override
-    def step_runner(self, model: LanguageModel, inputs: InputBuilder, attention: AttentionBackend) -> StepRunner:
+    def step_runner(
+        self,
+        model: LanguageModel,
+        inputs: InputBuilder,
+        attention: AttentionBackend,
+        states: StateCaches | None = None,
+    ) -> StepRunner:
         assert isinstance(inputs, DeviceInputBuilder)
         if not inputs.padded_sizes:
             return EagerSteps(model)
-        steps = GraphSteps(model, inputs, attention, self._graph_factory())
+        steps = GraphSteps(model, inputs, attention, self._graph_factory(), states)
         steps.capture()
         return steps
 

@@ -6,6 +6,7 @@ import re
 import zlib
 from collections.abc import Callable, Container, Iterable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
@@ -236,8 +237,9 @@ class WeightFiller(WeightTaker):
 
         `progress`: is called with the size of each.
         """
-        generator = torch.Generator().manual_seed(0)
-        numbers = torch.empty(_RANDOM_NUMBERS).normal_(std=_RANDOM_STD, generator=generator)
+        # NumPy's: a generator of torch needs what `import_torch` leaves out.
+        drawn = np.random.default_rng(0).standard_normal(_RANDOM_NUMBERS, np.float32)
+        numbers = torch.from_numpy(drawn * np.float32(_RANDOM_STD))
         for name, parameter in list(self._parameters.items()):
             data = _with_memory(parameter.data)
             if data.dim() < 2:

@@ -216,10 +216,11 @@ class PatchConv3d(nn.Conv3d):
         return rows[:, :, None, None, None]
 
 
-def empty_tower(config: Any, tower: Tower | None) -> Any:
+def empty_tower(config: Any, tower: Tower | None, *, hears: bool = False) -> Any:
     """transformers' model for the config of a checkpoint, on the meta device.
 
-    It is without its language model and other modules that the `tower` does not need; None: it needs all.
+    It is without its language model and other modules that the `tower` does not need; None: it needs all. `hears`: it
+    keeps those of `Tower.audio`.
 
     Raises:
         UnsupportedModel: transformers cannot build it.
@@ -228,11 +229,12 @@ def empty_tower(config: Any, tower: Tower | None) -> Any:
     config._attn_implementation = _NAME
     with torch.device("meta"):
         try:
-            model = AutoModel.from_config(config)
+            model = _transformers_model(config)
         except (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError) as error:  # sizes that do not fit
             raise UnsupportedModel(f"the model's config cannot be built: {error}") from error
         model.config._attn_implementation = _PACKED_NAME  # building it would import a library of that name
-        for name in () if tower is None else (tower.language_model, *tower.unused):
+        deaf = () if tower is None or tower.audio is None or hears else tower.audio.modules
+        for name in () if tower is None else (tower.language_model, *tower.unused, *deaf):
             owner, _, attribute = name.rpartition(".")
             delattr(model.get_submodule(owner), attribute)
         for module in [*model.modules()]:
@@ -241,6 +243,15 @@ def empty_tower(config: Any, tower: Tower | None) -> Any:
             _fuse_activation(module)
             _read_buffers(module)
     return model.eval()
+
+
+def _transformers_model(config: Any) -> Any:
+    """transformers' model of a config, or what has its parts without another package that transformers' needs."""
+    if config.model_type == "gemma3n":
+        from quire.engine.models.fallback.gemma3n import Gemma3nReaders  # noqa: PLC0415 for few models
+
+        return Gemma3nReaders(config)
+    return AutoModel.from_config(config)
 
 
 def _replacement(module: Any, tower: Tower | None) -> Any:

@@ -5,7 +5,6 @@ In larger models the tokens of a picture attend to each other in both directions
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,8 +18,9 @@ from quire.engine.models.config.image_processor import ImageProcessor
 from quire.engine.models.config.placeholder import check_placeholder, text_of
 from quire.engine.models.config.video_processor import VideoProcessor, video_of
 from quire.engine.models.errors import UnsupportedModel
+from quire.engine.models.families.gemma4_audio import CONFORMER, FRAMES
 from quire.engine.models.families.vision_language import language_model, vision_language_model
-from quire.engine.models.family import PictureFacts, Tower
+from quire.engine.models.family import AudioTower, PictureFacts, Tower
 from quire.engine.models.specs.decoder import DecoderSpec, GroupedQueryAttention, Layer
 from quire.engine.models.specs.shared_keys import SharedKeysAttention
 
@@ -45,13 +45,6 @@ def _merged_name(name: str) -> str | None:
         return None
     part = "multimodal_embedder." if match["name"].startswith(_PROJECTION) else ""
     return f"embed_vision.{part}{match['name']}"
-
-
-def _without_audio(config: Any) -> Any:
-    """The config of transformers' model, which is built without its encoder of audio."""
-    seeing = copy.copy(config)
-    seeing.audio_config = None
-    return seeing
 
 
 def _patches(pixels: Tensor, edge: int) -> tuple[Tensor, Tensor]:
@@ -177,17 +170,20 @@ def _tower(
     encode: Callable[[Any, Tensor, PictureItem], Tensor],
     most_tokens: Callable[[Any], int],
     module_name: Callable[[str], str | None],
+    audio: AudioTower,
 ) -> Tower:
     return Tower(
         language_model="language_model",
         facts=partial(_facts, most_tokens),
         encode=encode,
         module_name=module_name,
-        config=_without_audio,
+        audio=audio,
     )
 
 
 FAMILIES = (
-    vision_language_model("gemma4", _tower(_encode_pooled, _most_pooled, _module_name), _causal_without_window),
-    vision_language_model("gemma4_unified", _tower(_encode_merged, _most_merged, _merged_name)),
+    vision_language_model(
+        "gemma4", _tower(_encode_pooled, _most_pooled, _module_name, CONFORMER), _causal_without_window
+    ),
+    vision_language_model("gemma4_unified", _tower(_encode_merged, _most_merged, _merged_name, FRAMES)),
 )

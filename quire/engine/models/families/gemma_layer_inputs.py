@@ -11,7 +11,6 @@ from quire.engine.models.config.bidirectional import is_not_causal
 from quire.engine.models.config.rope import rope_of
 from quire.engine.models.errors import UnsupportedModel, UnsupportedOption
 from quire.engine.models.families.llama import LLAMA_OUTPUT_NORMS, check_layer_types, decoder, mlp
-from quire.engine.models.families.vision_language import vision_language_model
 from quire.engine.models.family import Facts, Family
 from quire.engine.models.specs.decoder import (
     Attention,
@@ -242,5 +241,4 @@ def _router_gains(scale: Tensor) -> Tensor:
 FAMILIES = (
     Family(name="gemma3n_text", config_types=("gemma3n_text",), spec=gemma3n, tensors=_names),
     Family(name="gemma4_text", config_types=("gemma4_text", "gemma4_unified_text"), spec=gemma4, tensors=_names),
-    vision_language_model("gemma3n"),
 )

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.engine.models.distributed.group import RankGroup
+from quire.engine.models.layers.inputs import KeysAndValues
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import LayerNorm, RMSNorm, make_norm
 from quire.engine.models.layers.parallel import normalize_over_ranks, row_parallel
@@ -19,6 +20,7 @@ from quire.kernels.multiply import multiply_rows
 from quire.kernels.output_gate import gates_of, sigmoid_gate, without_gates
 from quire.kernels.paged_attention import AttentionParams
 from quire.kernels.projected_heads import CosSin, ProjectedHeads, QKNormWeights
+from quire.kernels.qk_norm_rope import qk_norm_rope
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.rope import apply_rope
 from quire.kernels.take_rows import take_rows
@@ -30,6 +32,7 @@ class GroupedAttentionLayer(nn.Module):
     Attributes:
         key_scale: scale of keys in a KV cache of float8, like value_scale; 1 if the checkpoint has none.
         head_scales: (2, kv_heads) float32: the same for keys and values of each head, beside those of all; None: 1.
+        keeps_keys: layers of later pipeline stages read the keys and values: they are kept during a step.
     """
 
     derived_from_weights = ("_float_sinks",)  # made when first needed
@@ -52,6 +55,7 @@ class GroupedAttentionLayer(nn.Module):
         self._float_sinks: Tensor | None = None
         self.key_scale = self.value_scale = 1.0
         self.head_scales: Tensor | None = None
+        self.keeps_keys = False
         self.alibi = None if spec.alibi is None else torch.tensor(spec.alibi, dtype=torch.float32, device="cpu")
 
     def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
@@ -96,9 +100,13 @@ class GroupedAttentionLayer(nn.Module):
         )
         last_token_only = last_layer and step.last_token_only
         heads = ProjectedHeads(qkv, spec.heads, spec.kv_heads, norms, rope)
-        attended = step.attend.projected(
-            self.index, heads, params, last_layer=last_layer, last_token_only=last_token_only
-        )
+        options = {"last_layer": last_layer, "last_token_only": last_token_only}
+        if self.keeps_keys:
+            q, k, v = qk_norm_rope(heads)
+            step.stored[self.index] = KeysAndValues(k, v)
+            attended = step.attend(self.index, q, k, v, params, **options)
+        else:
+            attended = step.attend.projected(self.index, heads, params, **options)
         if spec.output_gate:
             if last_token_only and step.logits_indices is not None:
                 projected = take_rows(projected, step.logits_indices)

@@ -10,6 +10,7 @@ from quire.engine.models.layers.moe import Router
 from quire.engine.models.layers.norm import LayerNorm
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.specs.decoder import Indexer
+from quire.kernels.capture import split_heads
 from quire.kernels.rope import apply_rope
 
 _EPS = 1e-6  # of the norm of keys, independent of the decoder's
@@ -32,10 +33,12 @@ class IndexerLayer(nn.Module):
         return self._rotated(self.k_norm(self.k(x))[:, None], step)
 
     def queries(self, x: Tensor, compressed: Tensor, step: StepContext) -> IndexQueries:
-        """The queries of the layer's input, and of its compressed queries (tokens, q_rank)."""
-        spec = self.spec
-        queries = self._rotated(self.q_b(compressed).unflatten(-1, (spec.heads, spec.dim)), step)
-        return IndexQueries(queries, self.weights.logits(x) * (spec.heads * spec.dim) ** -0.5)
+        """The queries of the layer's input, and of its compressed queries (tokens, q_rank).
+
+        Models scale the weights by (heads * dim) ** -0.5, which changes no order of scores.
+        """
+        queries = split_heads(self.q_b(compressed), self.spec.heads, self.spec.dim)
+        return IndexQueries(self._rotated(queries, step), self.weights.logits(x))
 
     def _rotated(self, x: Tensor, step: StepContext) -> Tensor:
         if self.spec.rope is None:

@@ -132,6 +132,18 @@ class IndexQueries:
     weights: Tensor
 
 
+@dataclass(slots=True)
+class SelectedPositions:
+    """What the last layer with an indexer has selected.
+
+    Attributes:
+        rows: (tokens, top_k) int32 positions of each token of the step; None: nothing so far, or all tokens attend to
+            all earlier ones.
+    """
+
+    rows: Tensor | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """The tokens that those of a step attend to.
@@ -140,14 +152,21 @@ class Selection:
         top_k: number of tokens.
         key_dim: elements of the cached keys behind which the indexer's keys lie.
         queries: makes what they are selected with, if it is needed; None: they are those in `positions`.
-        positions: by row of the step, the positions of the selected tokens, which layers pass on; rows that attend to
-            all earlier tokens are not in it.
+        positions: those of the selected tokens, which layers pass on.
     """
 
     top_k: int
     key_dim: int
     queries: Callable[[], IndexQueries] | None
-    positions: dict[int, Tensor]
+    positions: SelectedPositions
+
+
+@dataclass(frozen=True, slots=True)
+class KeysAndValues:
+    """What a layer has stored of the tokens of a step: (tokens, kv_heads, dim) each."""
+
+    keys: Tensor
+    values: Tensor
 
 
 class StepAttention(Protocol):
@@ -221,6 +240,10 @@ class StepAttention(Protocol):
     ) -> Tensor:
         """Attend to what an earlier layer of the step has stored; arguments and result: see `__call__`."""
         raise AssertionError(f"layer {layer} has no cache that several layers read ({type(self).__name__})")
+
+    def store(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Store keys and values that a layer of an earlier pipeline stage has computed; see `__call__`."""
+        raise AssertionError(f"layer {layer} has no cache ({type(self).__name__})")
 
     def of_logits_rows(self) -> StepAttention | None:
         """Return the attention of the rows `logits_indices` alone, for layers that store nothing.

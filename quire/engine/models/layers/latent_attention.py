@@ -121,10 +121,11 @@ class LatentAttentionLayer(nn.Module):
         query = empty_like(q, (len(q), spec.heads, spec.key_dim))
         self.kv_b.absorb(q_nope, query[..., : spec.kv_rank])
         cached = spec.kv_rank + spec.shared_dim
-        copy_rows(q_rope, query[..., spec.kv_rank : cached])
+        copy_rows(
+            q_rope, query[..., spec.kv_rank :]
+        )  # zeros where keys of an indexer lie, which attention does not read
         parts = [self.kv_a_norm(latent), k_rope[:, 0]]
         if self.indexer is not None:
-            query[..., cached:] = 0.0  # attention does not read the indexer's keys
             parts.append(self.indexer.keys(x, step)[:, 0])
         key = join_columns(parts)[:, None]
         params = AttentionParams(spec.scale, key_scale=self.key_scale, value_scale=self.key_scale)

@@ -16,8 +16,10 @@ from quire.engine.models.layers.step import StepContext
 from quire.engine.models.specs.decoder import StackSpec
 from quire.engine.models.specs.linear_recurrence import DecayingAttention, GatedLinearRecurrence
 from quire.kernels.activation import activation
-from quire.kernels.capture import split_heads
-from quire.kernels.linear_recurrence import linear_recurrence, sigmoid
+from quire.kernels.capture import RowKind, set_row_kind, split_heads
+from quire.kernels.copy_rows import contiguous_rows, join_columns
+from quire.kernels.linear_recurrence import gated_linear_recurrence
+from quire.kernels.multiply import multiply
 from quire.kernels.output_gate import sigmoid_gate
 from quire.kernels.state_parameters import HeadParameters
 from quire.kernels.state_space_scan import state_space_scan
@@ -56,24 +58,29 @@ class LinearRecurrenceLayer(nn.Module):
         assert step.positions is not None
         inputs, channels = step.states.arrays(self.index)
         value = self.conv(self.inputs(x), step.states, inputs)
-        input_gate, decay_gate = self._gates(value)
-        log_decay = decay_gate * -self.rate
-        unwritten = (1 - (2 * log_decay).exp()).sqrt()
-        written = value.float() * input_gate * unwritten.masked_fill(step.positions[:, None] == 0, 1.0)
-        y = linear_recurrence(written, log_decay.exp(), channels, step.states.slots, step.states.cu_seqlens).to(x.dtype)
+        y = gated_linear_recurrence(
+            value,
+            self._gates(value),
+            self.rate,
+            step.positions,
+            channels,
+            step.states.slots,
+            step.states.cu_seqlens,
+            self.block,
+        )
         if last_layer and step.last_token_only and step.logits_indices is not None:
+            set_row_kind(RowKind.LOGITS)  # of all later calls of the step
             x, y = take_rows(x, step.logits_indices), take_rows(y, step.logits_indices)
-        out: Tensor = self.out(self.gate(x, act=self.spec.act) * y)
+        out: Tensor = self.out(multiply(self.gate(x, act=self.spec.act), y))
         return out
 
-    def _gates(self, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Gates of inputs and of decays, each (tokens, size) float32."""
+    def _gates(self, value: Tensor) -> Tensor:
+        """Logits of gates (tokens, 2 * size) float32: of each block those of inputs, then those of decays."""
         blocks = [
-            project(part.contiguous(), out_dtype=torch.float32).unflatten(1, (2, self.block))
+            project(contiguous_rows(part), out_dtype=torch.float32)
             for project, part in zip(self.gates, value.split(self.block, 1), strict=True)
         ]
-        gates = sigmoid(torch.stack(blocks, 2))  # (tokens, 2, blocks, block)
-        return gates[:, 0].flatten(1), gates[:, 1].flatten(1)
+        return join_columns(blocks)
 
 
 class DecayingAttentionLayer(nn.Module):

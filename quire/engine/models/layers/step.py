@@ -9,7 +9,9 @@ from torch import Tensor
 from quire.engine.models.layers.inputs import (
     NO_LORA,
     ItemEmbeddings,
+    KeysAndValues,
     LoRAIds,
+    SelectedPositions,
     StepAttention,
     StepCrossAttention,
     StepStates,
@@ -63,10 +65,11 @@ class StepContext:
         chunk_mask: (chunks, positions) bool: the positions that each chunk of a `ChunkedAttention` can attend to exist.
         items: see `ModelInputs`.
         query_factors: (tokens, 1) factors of the queries of layers that have a temperature.
-        selected: see `Selection.positions`.
+        selected: see `Selection`.
         positions: see `ModelInputs`.
         embedded: (tokens, hidden) the input of the first layer, in models with other layers that read it.
         layer_inputs: (tokens, layers * size) the inputs of layers, see `LayerEmbeddings`; None: they have none.
+        stored: by the index of a layer's cache, the keys and values that layers of later pipeline stages read.
     """
 
     ropes: dict[Rope, CosSin]
@@ -82,10 +85,11 @@ class StepContext:
     chunk_mask: Tensor | None = None
     items: ItemEmbeddings | None = None
     query_factors: dict[QueryTemperature, Tensor] = field(default_factory=dict)
-    selected: dict[int, Tensor] = field(default_factory=dict)
+    selected: SelectedPositions = field(default_factory=SelectedPositions)
     positions: Tensor | None = None
     embedded: Tensor | None = None
     layer_inputs: Tensor | None = None
+    stored: dict[int, KeysAndValues] = field(default_factory=dict)
 
     def of_logits_rows(self, attend: StepAttention) -> StepContext:
         """The step of the rows `logits_indices` alone, for layers that keep nothing of a sequence.

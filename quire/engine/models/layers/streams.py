@@ -27,6 +27,13 @@ class StreamEnds(nn.Module):
         self.expand = nn.ModuleList(Linear(hidden, hidden) for _ in range(1, spec.count))
         self.merge = nn.ModuleList(Linear(hidden, hidden) for _ in range(1, spec.count))
 
+    def keep(self, *, expand: bool, merge: bool) -> None:
+        """Keep the projections of one end, if the other is on another rank."""
+        if not expand:
+            self.expand = nn.ModuleList()
+        if not merge:
+            self.merge = nn.ModuleList()
+
     def expanded(self, x: Tensor) -> Tensor:
         """(tokens, hidden) to (tokens, count * hidden)."""
         return join_columns([x, *(match_size(project(x), x) for project in self.expand)])

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from quire.engine.models.distributed.group import RankGroup
 from quire.engine.models.layers.inputs import ModelInputs, StepAttention, StepCrossAttention
@@ -132,6 +133,10 @@ class Decoder(Transformer):
         }
         self.encoder = None if spec.encoder is None else AudioEncoder(spec.encoder)
         self.vision: VisionEncoder | None = None
+
+    @override
+    def _with_token_rows(self, embedded: Tensor, inputs: ModelInputs) -> Tensor:
+        return embedded if self.vision is None else self.vision.with_token_rows(embedded, inputs.token_ids)
 
     def cache_groups(self, context_len: int) -> tuple[CacheGroup, ...]:
         assert isinstance(self.spec, DecoderSpec)

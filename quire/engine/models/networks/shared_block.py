@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 from torch import Tensor, nn
@@ -30,12 +30,12 @@ class AdaptedLinear(nn.Module):
         b: the second ones.
     """
 
-    def __init__(self, base: Linear, rank: int, *parts: int) -> None:
-        """`parts`: outputs of each pair of projections."""
+    def __init__(self, base: Linear, rank: int, *parts: Sequence[int]) -> None:
+        """`parts`: outputs of each pair of projections, which may be of several projections of the common layer."""
         super().__init__()
         self.base, self.parts = base, base.parts
         self.a = Linear(base.size_in, *(rank for _ in parts))
-        self.b = nn.ModuleList(Linear(rank, size) for size in parts)
+        self.b = nn.ModuleList(Linear(rank, *sizes) for sizes in parts)
 
     def forward(self, x: Tensor, lora: LoRARows | None = None) -> Tensor:
         """(tokens, size_in) to (tokens, sum(parts)). `lora`: see `Linear`."""
@@ -55,15 +55,17 @@ class BlockBeforeRecurrenceLayer(nn.Module):
         group: RankGroup | None,
         make_recurrence: MakeRecurrence,
     ) -> None:
-        """`group`: None: the layer is whole."""
+        """`group`: ranks that have other parts of the layer; None: it is whole."""
         super().__init__()
         self.block = spec.block
         hidden = model.hidden
-        self.attention = GroupedAttentionLayer(index, spec.attention, model)
+        self.attention = GroupedAttentionLayer(index, spec.attention, model, group)
         wide = Linear(2 * hidden, *self.attention.qkv.parts)
-        self.attention.qkv = wide if spec.attention_rank is None else _adapted(wide, spec.attention_rank, *wide.parts)
-        self.ffn = GatedMLPLayer(hidden, spec.ffn.size, spec.ffn.act, bias=spec.ffn.bias)
-        self.ffn.gate_up = _adapted(self.ffn.gate_up, spec.rank, sum(self.ffn.gate_up.parts))
+        if spec.attention_rank is not None:
+            wide = _adapted(wide, spec.attention_rank, *((size,) for size in wide.parts))
+        self.attention.qkv = wide
+        self.ffn = GatedMLPLayer(hidden, spec.ffn.size, spec.ffn.act, bias=spec.ffn.bias, group=group)
+        self.ffn.gate_up = _adapted(self.ffn.gate_up, spec.rank, self.ffn.gate_up.parts)
         self.attn_norm = make_norm(2 * hidden, model.norm)
         self.ffn_norm = make_norm(hidden, model.norm)
         self.linear = Linear(hidden, hidden)
@@ -105,6 +107,6 @@ def share_blocks(layers: Iterable[nn.Module | None]) -> None:
             layer.share(first[layer.block])
 
 
-def _adapted(base: Linear, rank: int, *parts: int) -> Linear:
+def _adapted(base: Linear, rank: int, *parts: Sequence[int]) -> Linear:
     """An `AdaptedLinear`, in the place of a linear layer."""
     return cast("Linear", AdaptedLinear(base, rank, *parts))

@@ -233,7 +233,8 @@ class LayerStack(nn.Module):
             normed: False: without the norm.
             more_layers: another rank has layers after these.
         """
-        rows_attention = step.attend.of_logits_rows() if self._first_reader < len(self.layers) else None
+        reads_only = self._first_reader < len(self.layers) and not more_layers  # which get all rows
+        rows_attention = step.attend.of_logits_rows() if reads_only else None
         for level, index in enumerate(self._order):
             layer = self.layers[index]
             is_last = layer is self.layers[-1] and not more_layers
@@ -244,7 +245,7 @@ class LayerStack(nn.Module):
                 step = step.of_logits_rows(rows_attention)
             if step.items is not None:
                 x = step.items.add_level(level, x)
-        if self.stream_ends is not None:
+        if self.stream_ends is not None and not more_layers:
             x = self.stream_ends.merged(x)
         hidden: Tensor = self.norm(x) if normed else x
         return hidden

@@ -59,7 +59,7 @@ class Transformer(LayerStack):
         tables = [layer.attn for layer in spec.layers if isinstance(layer.attn, DisentangledAttention)]
         self.relative_positions = RelativePositions(tables[0], spec) if tables else None
         self._reads_embedded = any(isinstance(layer.attn, BlockBeforeRecurrence) for layer in spec.layers)
-        self.layer_embeddings = _layer_embeddings(spec)
+        self.layer_embeddings = layer_embedding_table(spec)
         if isinstance(spec, DecoderSpec) and spec.streams is not None:
             self.stream_ends = StreamEnds(spec.streams, spec.hidden)
         self.heads: PoolerHeads | None = None
@@ -92,8 +92,12 @@ class Transformer(LayerStack):
         x, items = self.embed(inputs.token_ids), inputs.items
         if items is not None and self.spec.embeddings.scales_items:
             x, items = items.apply(x), None
-        embedded: Tensor = self.embed_sum(x, inputs)
+        embedded = self._with_token_rows(self.embed_sum(x, inputs), inputs)
         return embedded if items is None else items.apply(embedded)
+
+    def _with_token_rows(self, embedded: Tensor, _: ModelInputs) -> Tensor:
+        """The embeddings of a step's tokens, with those that the table does not have."""
+        return embedded
 
     def _step(
         self, inputs: ModelInputs, attend: StepAttention, *, last_token_only: bool, cross: StepCrossAttention | None
@@ -140,7 +144,8 @@ class Transformer(LayerStack):
         return ropes_of(self.spec)
 
 
-def _layer_embeddings(spec: TransformerSpec) -> LayerEmbeddingTable | None:
+def layer_embedding_table(spec: TransformerSpec) -> LayerEmbeddingTable | None:
+    """Make what gives layers inputs of their own; None: they have none."""
     embeddings = spec.layer_embeddings if isinstance(spec, DecoderSpec) else None
     if embeddings is None:
         return None

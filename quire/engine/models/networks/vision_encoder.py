@@ -1,4 +1,4 @@
-"""The encoders of pictures of composite models."""
+"""The encoders of pictures of composite models, and of audio where transformers' modules encode both."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from quire.engine.client.protocol import PictureItem
+from quire.engine.client.protocol import AudioItem, PictureItem
 from quire.engine.models.config.image_processor import Normalization
+from quire.engine.models.family import AudioTower
+
+_PATCH = 8  # pixels of the edge of a patch of towers that have none: of MobileNet, whose first layers take most memory
 
 
 class PictureRefused(Exception):
@@ -34,9 +37,14 @@ class VisionEncoder(nn.Module):
     Attributes:
         tower: transformers' model without its language model, with a method `initialize_weights`.
         largest: a picture that takes about as much memory as any; None: the model's geometry tells.
+        audio: how it encodes audio; None: it does not.
     """
 
+    derived_from_weights = ("_token_rows",)  # made when first needed
     largest: PictureItem | None = None
+    audio: AudioTower | None = None
+    _token_embeddings: Callable[[Any], tuple[int, Tensor]] | None = None
+    _token_rows: tuple[int, Tensor] | None = None
 
     def __init__(self, tower: Any) -> None:
         super().__init__()
@@ -45,7 +53,7 @@ class VisionEncoder(nn.Module):
     @property
     def patch_area(self) -> int:
         """Pixels of a patch."""
-        size = self.tower.config.vision_config.patch_size
+        size = getattr(self.tower.config.vision_config, "patch_size", _PATCH)
         return int(size**2 if isinstance(size, int) else math.prod(size))
 
     def make_buffers(self, device: torch.device) -> None:
@@ -77,6 +85,31 @@ class VisionEncoder(nn.Module):
         sample = next(self.tower.parameters())
         return torch.tensor(item.encoding, device=sample.device, dtype=sample.dtype)
 
+    def encode_audio(self, item: AudioItem) -> Tensor:
+        """Encode an item of audio: (tokens, size)."""
+        if self.audio is None:
+            raise TypeError(f"this {type(self).__name__} does not encode audio")
+        sample = next(self.tower.parameters())
+        features = torch.tensor(item.features[:, : item.columns], dtype=sample.dtype, device=sample.device)
+        return self.audio.encode(self.tower, features, item)
+
+    def with_token_rows(self, embeddings: Tensor, token_ids: Tensor) -> Tensor:
+        """The embeddings (tokens, size) of tokens, with those that only the tower knows; see `Tower`."""
+        if self._token_embeddings is None:
+            return embeddings
+        if self._token_rows is None:
+            first, rows = self._token_embeddings(self.tower)
+            self._token_rows = first, rows.to(embeddings.dtype)
+        first, rows = self._token_rows
+        places = token_ids.long() - first
+        return torch.where((places >= 0)[:, None], rows[places.clamp(min=0)], embeddings)
+
+    @property
+    def audio_modules(self) -> list[nn.Module]:
+        """The modules that only audio needs."""
+        names = () if self.audio is None else self.audio.modules
+        return [module for name in names if isinstance(module := getattr(self.tower, name), nn.Module)]
+
     def _encoded(self, item: PictureItem) -> Tensor:
         """Encode a picture whose encoding the client has not computed."""
         raise TypeError(f"{type(self).__name__} does not encode pictures")
@@ -90,6 +123,8 @@ class PixelEncoder(VisionEncoder):
         tower: Any,
         encode: Callable[[Any, Tensor, PictureItem], Tensor],
         normalization: Normalization | None,
+        audio: AudioTower | None = None,
+        token_embeddings: Callable[[Any], tuple[int, Tensor]] | None = None,
     ) -> None:
         """Make the encoder.
 
@@ -97,8 +132,12 @@ class PixelEncoder(VisionEncoder):
             tower: see `VisionEncoder`.
             encode: see `Tower.encode`.
             normalization: of pixels.
+            audio: see `VisionEncoder`.
+            token_embeddings: see `Tower`.
         """
         super().__init__(tower)
+        self.audio = audio
+        self._token_embeddings = token_embeddings
         assert normalization is not None
         self._encode = encode
         self._normalization = normalization

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -9,14 +10,19 @@ from torch import Tensor
 from typing_extensions import override
 
 from quire.engine.models.distributed.group import RankGroups
+from quire.engine.models.distributed.placement import Placement
 from quire.engine.models.errors import UnsupportedModel
+from quire.engine.models.layers.attention import GroupedAttentionLayer
 from quire.engine.models.layers.inputs import ModelInputs, StepAttention, StepCrossAttention
 from quire.engine.models.layers.linear import Linear
+from quire.engine.models.layers.step import StepContext
 from quire.engine.models.model_config import ModelConfig
 from quire.engine.models.networks.decoder import Decoder, LMHead
-from quire.engine.models.networks.transformer import ropes_of
-from quire.engine.models.sharding.shard import part_of, stage_layers
-from quire.engine.models.specs.cache import CacheGroup, StateCache
+from quire.engine.models.networks.stack import TransformerLayer
+from quire.engine.models.networks.transformer import layer_embedding_table, ropes_of
+from quire.engine.models.sharding.passed_values import PassedColumns, PassedValues
+from quire.engine.models.sharding.shard import part_of, shard, stage_layers
+from quire.engine.models.specs.cache import CacheGroup, CacheShape, StateCache
 from quire.engine.models.specs.decoder import DecoderSpec, EncoderSpec
 from quire.engine.models.specs.rope import Rope
 
@@ -64,16 +70,27 @@ class ShardedDecoder(Decoder):
         placement = groups.placement
         spec = part_of(whole, placement)
         super().__init__(spec, groups.tensor)
+        self.stage = stage_layers(len(whole.layers), placement.stage, placement.stages)
+        caches = _caches(whole, placement)
+        self._received = PassedColumns.before(whole, self.stage.start, caches)
+        self._sent = PassedColumns.before(whole, self.stage.stop, caches)
+        self.caches = {**self.caches, **{self._copy_of(source): caches[source] for source in self._received.stored}}
+        for source in self._sent.stored:
+            if source in self.stage:
+                self._layer(source).keeps_keys = True
         self.lm_head = ShardedHead(whole, self.head, groups)
         self.whole = whole
         self.placement = placement
-        self.stage = stage_layers(len(whole.layers), placement.stage, placement.stages)
         self._groups = groups
         self._dtype = dtype
         if not placement.is_first_stage:
             del self.embed, self.embed_sum
+        elif placement.stages > 1:
+            self.layer_embeddings = layer_embedding_table(whole)
         if not placement.is_last_stage:
             del self.head
+        if self.stream_ends is not None:
+            self.stream_ends.keep(expand=placement.is_first_stage, merge=placement.is_last_stage)
 
     @property
     @override
@@ -83,11 +100,31 @@ class ShardedDecoder(Decoder):
 
     @override
     def cache_groups(self, context_len: int) -> tuple[CacheGroup, ...]:
-        first, stage = self.stage.start, self.stage
+        first, stage, copies = self.stage.start, self.stage, self._received.stored
         return tuple(
-            self._with_own_state(replace(group, layers=tuple(i - first for i in group.layers if i in stage)))
+            self._with_own_state(
+                replace(
+                    group,
+                    layers=tuple(
+                        layer - first if layer in stage else self._copy_of(layer)
+                        for layer in group.layers
+                        if layer in stage or layer in copies
+                    ),
+                )
+            )
             for group in self.whole.cache_groups(context_len)
         )
+
+    def _copy_of(self, source: int) -> int:
+        """The index of the copy of what an earlier stage's layer stores; `source`: its index in the whole model."""
+        return len(self.stage) + list(self._received.stored).index(source)
+
+    def _layer(self, index: int) -> GroupedAttentionLayer:
+        """The attention of one of the layers; `index`: that in the whole model."""
+        layer = self.layers[index - self.stage.start]
+        assert isinstance(layer, TransformerLayer)
+        assert isinstance(layer.attn, GroupedAttentionLayer)
+        return layer.attn
 
     def _with_own_state(self, group: CacheGroup) -> CacheGroup:
         """Return a group of this rank's layers, whose states may be a part of those of the whole layers."""
@@ -113,13 +150,37 @@ class ShardedDecoder(Decoder):
         if groups.previous is None:
             x, step = self._begun(inputs, step)
         else:
-            x = groups.previous.receive((len(inputs.token_ids), self.spec.hidden), self._dtype)
+            joined = groups.previous.receive((len(inputs.token_ids), self._received.total), self._dtype)
+            received = self._received.divided(joined)
+            for source, pair in received.stored.items():
+                attend.store(self._copy_of(source), pair.keys, pair.values)
+                step.stored[self._copy_of(source)] = pair
+            x, step = received.hidden, replace(step, layer_inputs=received.inputs)
         hidden = self.run_layers(x, step, more_layers=groups.next is not None)
         if groups.next is None:
             return hidden
-        groups.next.send(hidden)
+        groups.next.send(self._passed(hidden, step).joined())
         indices = inputs.logits_indices if last_token_only else None
         return hidden if indices is None else hidden[: len(indices)]
+
+    def _passed(self, hidden: Tensor, step: StepContext) -> PassedValues:
+        """What the next stage gets of a step."""
+        inputs = step.layer_inputs
+        if inputs is not None:
+            inputs = inputs[:, inputs.shape[1] - self._sent.inputs :]
+        first = self.stage.start
+        stored = {
+            source: step.stored[source - first if source in self.stage else self._copy_of(source)]
+            for source in self._sent.stored
+        }
+        return PassedValues(hidden, inputs, stored)
+
+
+def _caches(whole: DecoderSpec, placement: Placement) -> Mapping[int, CacheShape]:
+    """What a rank stores of a token in each layer of the whole model, if it has the layer."""
+    layers = shard(whole, placement.tensor_rank, placement.tensor_size).layers
+    shapes = {index: layer.attn.cache_shape() for index, layer in enumerate(layers)}
+    return {index: shape for index, shape in shapes.items() if shape is not None}
 
 
 class ShardedHead(LMHead):

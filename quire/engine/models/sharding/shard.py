@@ -7,6 +7,7 @@ from dataclasses import replace
 from quire.engine.models.distributed.placement import Placement
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.model_config import ModelConfig
+from quire.engine.models.sharding.passed_values import sources_before
 from quire.engine.models.specs.decoder import (
     Attention,
     DecoderSpec,
@@ -45,14 +46,28 @@ def part_of(spec: DecoderSpec, placement: Placement) -> DecoderSpec:
 def stage(spec: DecoderSpec, index: int, stages: int) -> DecoderSpec:
     """The spec of a pipeline stage: consecutive layers; only the last stage has the final norm.
 
-    The embedding belongs to the first stage and the output projection to the last, so they are not tied.
+    The embedding belongs to the first stage and the output projection to the last, so they are not tied. The inputs of
+    all layers are made before the first one.
+
+    A layer that reads keys of one in an earlier stage reads a copy of them, whose index is behind those of the layers.
     """
-    layers = stage_layers(len(spec.layers), index, stages)
+    if stages == 1:
+        return spec
+    indices = stage_layers(len(spec.layers), index, stages)
+    places = {source: len(indices) + copy for copy, source in enumerate(sources_before(spec, indices.start))}
+    places |= {layer: layer - indices.start for layer in indices}
+    layers = [spec.layers[layer] for layer in indices]
     return replace(
         spec,
-        layers=spec.layers[layers.start : layers.stop],
+        layers=tuple(
+            replace(layer, attn=replace(layer.attn, source=places[layer.attn.source]))
+            if isinstance(layer.attn, SharedKeysAttention)
+            else layer
+            for layer in layers
+        ),
         final_norm=spec.final_norm and index == stages - 1,
-        tied=spec.tied and stages == 1,
+        tied=False,
+        layer_embeddings=None,
     )
 
 
@@ -115,6 +130,11 @@ def _shard_attention(attn: Attention, rank: int, size: int) -> Attention:
         attention = _shard_attention(attn.attention, rank, size)
         assert isinstance(attention, GroupedQueryAttention)
         return replace(attn, attention=attention, recurrence=attn.recurrence.divided(size))
+    if isinstance(attn, BlockBeforeRecurrence):
+        attention = _shard_attention(attn.attention, rank, size)
+        assert isinstance(attention, GroupedQueryAttention)
+        ffn = replace(attn.ffn, size=attn.ffn.size // size)
+        return replace(attn, attention=attention, ffn=ffn, recurrence=attn.recurrence.divided(size))
     assert isinstance(attn, _DivisibleAttention)
     heads = attn.heads // size
     if isinstance(attn, LatentAttention):
@@ -157,17 +177,10 @@ def check_divisible(spec: DecoderSpec, placement: Placement) -> None:
                 f"--pipeline-parallel-size {placement.stages} is not supported for this model: a stage would begin "
                 "with a layer that attends to the tokens which a layer of an earlier stage has selected"
             )
-    if placement.stages > 1 and spec.layer_embeddings is not None:
-        raise UnsupportedModel(
-            "--pipeline-parallel-size must be 1 for models whose layers have embeddings of their own, as all of these "
-            "are made before the first layer"
-        )
     if placement.stages > 1 and any(isinstance(layer.attn, BlockBeforeRecurrence) for layer in spec.layers):
         raise UnsupportedModel(
             f"--pipeline-parallel-size must be 1 for models with {BlockBeforeRecurrence.description}"
         )
-    if placement.stages > 1 and any(isinstance(layer.attn, SharedKeysAttention) for layer in spec.layers):
-        raise UnsupportedModel("--pipeline-parallel-size must be 1 for models whose layers read keys of earlier layers")
     problem = _problem(spec, placement.tensor_size, placement.expert_parallel)
     if problem is not None:
         attentions = [_attention_of(layer) for layer in spec.layers]
@@ -189,15 +202,16 @@ def _problem(spec: DecoderSpec, size: int, expert_parallel: bool) -> str | None:
     if size == 1:
         return None
     for layer in dict.fromkeys(spec.layers):
-        for problem in (_attention_problem(layer, size), _feed_forward_problem(layer.ffn, size, expert_parallel)):
+        ffn = layer.attn.ffn if isinstance(layer.attn, BlockBeforeRecurrence) else layer.ffn
+        for problem in (_attention_problem(layer, size), _feed_forward_problem(ffn, size, expert_parallel)):
             if problem is not None:
                 return problem
     return None
 
 
 def _attention_of(layer: Layer) -> Attention:
-    """What a layer has in the place of attention, without a recurrence beside it."""
-    return layer.attn.attention if isinstance(layer.attn, SideBySide) else layer.attn
+    """What a layer has in the place of attention, without a recurrence beside it or behind it."""
+    return layer.attn.attention if isinstance(layer.attn, SideBySide | BlockBeforeRecurrence) else layer.attn
 
 
 def _attention_problem(layer: Layer, size: int) -> str | None:

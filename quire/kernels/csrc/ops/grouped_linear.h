@@ -50,7 +50,7 @@ REGISTER_OP(GroupedLinear);
 template <int rows>
 struct InputBlock {
     int32_t quads[INPUT_GROUP / 4][rows];  // the codes of four inputs each
-    int32_t starts[2][rows];  // what offsets of weights add to products with each 16 inputs; the first: with all of them
+    int32_t starts[2][rows];  // what offsets of weights add to products with each 16 inputs, or the first: with all of them
     float scales[rows];       // NaN if one of the inputs is not finite
 };
 constexpr int64_t BLOCK_WORDS = sizeof(InputBlock<1>) / sizeof(int32_t);  // of a row
@@ -128,13 +128,54 @@ constexpr int32_t subtracted([[maybe_unused]] Codes kind) {
 #endif
 }
 
+// Whether sums of products have 16 bits as long as they are of 16 inputs with codes of 6 bits, or of 32 with codes of 4:
+// without offsets they are at most 8 * 32 * 127 and 16 * 16 * 127, as two neighbours have sums of their own. Such sums may
+// wrap in between, and start with what offsets add, which are two numbers then.
+constexpr bool has_short_sums([[maybe_unused]] Codes kind) {
+#if defined(HAVE_AVX2)
+    return !has_wide_codes(kind);
+#else
+    return false;
+#endif
+}
+
+#if defined(HAVE_AVX2)
+// Sums of two neighbours of 16 bits; they wrap.
+inline int32_t add_short_pairs(int32_t a, int32_t b) {
+    return int32_t(((uint32_t(a) + uint32_t(b)) & 0xffff) | ((uint32_t(a) & 0xffff0000) + (uint32_t(b) & 0xffff0000)));
+}
+
+// The sums of the first and of the second two of each four of 16 bytes, times a factor, as numbers of 16 bits.
+INLINE int32_t short_starts(const int8_t *codes, int32_t factor) {
+    __m128i sums = _mm_maddubs_epi16(_mm_set1_epi8(1), _mm_loadu_si128((const __m128i *)codes));
+    sums = _mm_add_epi16(sums, _mm_shuffle_epi32(sums, 0x4e));
+    sums = _mm_add_epi16(sums, _mm_shuffle_epi32(sums, 0xb1));
+    return _mm_cvtsi128_si32(_mm_mullo_epi16(sums, _mm_set1_epi16(int16_t(factor))));
+}
+#endif
+
+// Sets what offsets add to products. sums: of each 16 inputs.
+inline void set_starts(const GroupedWeight &w, const int32_t *sums, InputBlock<1> &block) {
+    bool halves = w.group == STEP;
+    int32_t factor = subtracted(w.kind) - w.offset;
+#if defined(HAVE_AVX2)
+    if (has_short_sums(w.kind)) {
+        const auto *codes = (const int8_t *)block.quads;
+        int32_t first = short_starts(codes, factor), second = short_starts(codes + STEP, factor);
+        block.starts[0][0] = halves || w.kind == Codes::SIX ? first : add_short_pairs(first, second);
+        block.starts[1][0] = second;
+        return;
+    }
+#endif
+    block.starts[0][0] = factor * (halves ? sums[0] : sums[0] + sums[1]), block.starts[1][0] = factor * sums[1];
+}
+
 // Quantizes a row, and sums what is to be multiplied with minimums.
 template <class T>
 void quantize_inputs(const GroupedWeight &w, const typename T::Element *x, InputRow row) {
     typedef typename T::Element Element;
     bool halves = w.group == STEP;
     int64_t per_group = w.group / INPUT_GROUP, begun = 0, apart = row.rows;
-    int32_t start = subtracted(w.kind) - w.offset;
     float *group_sum = row.group_sums, open_sum = 0.0f;
     for (int64_t block = 0; block < w.blocks; block++, row.words += BLOCK_WORDS * apart) {
         const Element *from = x + block * INPUT_GROUP;
@@ -148,8 +189,7 @@ void quantize_inputs(const GroupedWeight &w, const typename T::Element *x, Input
         InputBlock<1> quantized;
         int32_t sums[2], words[BLOCK_WORDS];
         float scale = quantize_block(T::load(from), T::load(from + LANES), (int8_t *)quantized.quads, sums);
-        int32_t both = sums[0] + sums[1];
-        quantized.starts[0][0] = start * (halves ? sums[0] : both), quantized.starts[1][0] = start * sums[1];
+        set_starts(w, sums, quantized);
         quantized.scales[0] = scale;
         std::memcpy(words, &quantized, sizeof words);
         for (int64_t i = 0; i < BLOCK_WORDS; i++) row.words[i * apart] = words[i];
@@ -158,7 +198,7 @@ void quantize_inputs(const GroupedWeight &w, const typename T::Element *x, Input
             group_sum[0] = scale * float(sums[0]), group_sum[apart] = scale * float(sums[1]);
             group_sum += 2 * apart;
         } else {
-            open_sum += scale * float(both);
+            open_sum += scale * float(sums[0] + sums[1]);
             if (++begun < per_group && block + 1 < w.blocks) continue;
             *group_sum = open_sum, group_sum += apart;
             begun = 0, open_sum = 0.0f;
@@ -166,24 +206,24 @@ void quantize_inputs(const GroupedWeight &w, const typename T::Element *x, Input
     }
 }
 
-// Vectors of 16 outputs that are multiplied at a time: with AVX2 there are 16 registers.
-#if defined(HAVE_AVX2)
-constexpr int VECTORS = 1;
-#else
-constexpr int VECTORS = 2;
-#endif
-
 // Products of integers: of the inputs of a part of a block, which is `quads` quads, with the codes for outputs of the panel,
 // beginning with those of its vector `first`. With them are the sums that the part starts with.
 template <Codes kind, int quads, int rows>
 struct PartSums {
+#if defined(HAVE_AVX2)  // there are 16 registers
+    static constexpr int vectors = rows == 1 ? 2 : 1;  // of 16 outputs, that are multiplied at a time
+#else
+    static constexpr int vectors = 2;
+#endif
     static constexpr bool wide = has_wide_codes(kind);
+    static constexpr bool SCALES = has_short_sums(kind);           // whether sums may be multiplied with scales of 8 bits
     static constexpr int fetches = step_bytes(kind) / (2 * LINE);  // in a step of four quads
 
-    // inputs: (quads, rows), starts: (rows,)
+    // inputs: (quads, rows), starts: (1 or 2, rows). If `scaled`, sums are multiplied with scales of 8 bits.
+    template <bool scaled>
     INLINE void compute(const uint8_t *codes, int first, const int32_t *inputs, const int32_t *starts, Ints table,
-                        PrefetchStream &prefetch);
-    Ints sums[rows][VECTORS];
+                        const ScaleRows &scales, int64_t group, PrefetchStream &prefetch);
+    Ints sums[rows][vectors];
 };
 
 #if defined(HAVE_AVX2)
@@ -219,85 +259,127 @@ INLINE Ints dot_bytes(Ints total, Ints weights, int32_t x) {
 #endif
 }
 
+// They are not multiplied with scales.
+INLINE Ints load_pairs(const ScaleRows &, int64_t, int) { return Ints{}; }
+
 template <Codes kind, int quads, int rows>
-INLINE void PartSums<kind, quads, rows>::compute(const uint8_t *codes, int first, const int32_t *inputs,
-                                                 const int32_t *starts, Ints table, PrefetchStream &prefetch) {
+template <bool scaled>
+INLINE void PartSums<kind, quads, rows>::compute(const uint8_t *codes, int first, const int32_t *inputs, const int32_t *starts,
+                                                 Ints table, const ScaleRows &, int64_t, PrefetchStream &prefetch) {
 #pragma GCC unroll 12
     for (int row = 0; row < rows; row++)
-        for (int v = 0; v < VECTORS; v++) sums[row][v] = Ints{} + starts[row];
+        for (int v = 0; v < vectors; v++) sums[row][v] = Ints{} + starts[row];
     for (int step = 0; step < quads / 4; step++, codes += step_bytes(kind)) {
 #pragma GCC unroll 4
         for (int quad = 0; quad < 4; quad++, inputs += rows) {
-            Ints unpacked[VECTORS];
-            for (int v = 0; v < VECTORS; v++) unpacked[v] = unpack<kind>(codes, quad, first + v, table);
+            Ints unpacked[vectors];
+            for (int v = 0; v < vectors; v++) unpacked[v] = unpack<kind>(codes, quad, first + v, table);
             if (quad < fetches) prefetch.fetch();
 #pragma GCC unroll 12
             for (int row = 0; row < rows; row++)
-                for (int v = 0; v < VECTORS; v++) sums[row][v] = dot_bytes<wide>(sums[row][v], unpacked[v], inputs[row]);
+                for (int v = 0; v < vectors; v++) sums[row][v] = dot_bytes<wide>(sums[row][v], unpacked[v], inputs[row]);
         }
     }
 }
 #endif
 
-// Adds minimums times sums of inputs (groups, rows), for the panel's outputs of the vector `half`.
-template <int rows>
-INLINE void add_minimums(const GroupedWeight &w, ScaleRows minimums, const float *sums, int half, PrefetchStream &prefetch,
+// Groups of inputs whose scales share a factor, or all if they have none.
+template <bool halves, bool coded>
+inline int64_t factor_end(int64_t group, int64_t groups) {
+    return coded ? std::min(groups, group + SUPER / (halves ? STEP : INPUT_GROUP)) : groups;
+}
+
+// Adds minimums times sums of inputs (groups, rows), for the panel's outputs of some vectors, the first of which is `first`.
+template <bool halves, bool coded, int rows, int vectors>
+INLINE void add_minimums(const GroupedWeight &w, ScaleRows minimums, const float *sums, int first, PrefetchStream &prefetch,
                          TileSums<rows> &totals) {
     int64_t group_bytes = w.scale_bytes / w.groups, unfetched = 0;
-    Floats products[rows];
+    for (int64_t group = 0; group < w.groups;) {
+        Floats products[rows][vectors], factors[vectors];
+        for (int v = 0; v < vectors; v++) factors[v] = coded ? minimums.factor(group, first + v) : broadcast(1.0f);
 #pragma GCC unroll 12
-    for (int row = 0; row < rows; row++) products[row] = broadcast(0.0f);
-    for (int64_t group = 0; group < w.groups; group++, sums += rows) {
-        Floats minimum = minimums.load(group, half);
-        if (half == 0 && (unfetched += group_bytes) >= 2 * LINE) prefetch.fetch(), unfetched -= 2 * LINE;
+        for (int row = 0; row < rows; row++)
+            for (int v = 0; v < vectors; v++) products[row][v] = broadcast(0.0f);
+        for (int64_t end = factor_end<halves, coded>(group, w.groups); group < end; group++, sums += rows) {
+            if (first == 0 && (unfetched += group_bytes) >= 2 * LINE) prefetch.fetch(), unfetched -= 2 * LINE;
+#pragma GCC unroll 2
+            for (int v = 0; v < vectors; v++) {
+                Floats minimum = minimums.load(group, first + v);
 #pragma GCC unroll 12
-        for (int row = 0; row < rows; row++) products[row] += minimum * broadcast(sums[row]);
+                for (int row = 0; row < rows; row++) products[row][v] += minimum * broadcast(sums[row]);
+            }
+        }
+#pragma GCC unroll 12
+        for (int row = 0; row < rows; row++)
+            for (int v = 0; v < vectors; v++) {
+                Floats &total = totals.values[row][first + v];
+                total = coded ? total + products[row][v] * factors[v] : products[row][v];
+            }
     }
-#pragma GCC unroll 12
-    for (int row = 0; row < rows; row++) totals.values[row][half] = products[row];
 }
 
 // Products of a tile's rows with one panel: (rows, 32) floats. `sums`: (groups, rows), for minimums. Each output is one chain
-// of sums, over minimums and then over inputs. With `halves` each 16 inputs have a scale. Loops over rows are unrolled
-// early; see panel_matmul.
-template <Codes kind, bool halves, int rows>
+// of sums, over minimums and then over inputs. With `halves` each 16 inputs have a scale; if scales are `coded` they have 8
+// bits, and products with SUPER inputs are a chain of their own, which is multiplied with their factor. Loops over rows are
+// unrolled early; see panel_matmul.
+template <Codes kind, bool halves, bool coded, int rows>
 void grouped_matmul(const GroupedWeight &w, const int32_t *words, const float *sums, const GroupedPanel &panel,
                     PrefetchStream prefetch, float *out) {
+    constexpr int quads = halves ? 4 : 8;
+    typedef PartSums<kind, quads, rows> Products;
+    constexpr bool scaled = coded && Products::SCALES;  // as integers
     TileSums<rows> totals;
-    for (int half = 0; half < 2; half++) {
-        if (w.minimums) add_minimums<rows>(w, panel.minimums, sums, half, prefetch, totals);
-        else
 #pragma GCC unroll 12
-            for (int row = 0; row < rows; row++) totals.values[row][half] = broadcast(0.0f);
-    }
+    for (int row = 0; row < rows; row++) totals.values[row][0] = totals.values[row][1] = broadcast(0.0f);
+    for (int first = 0; first < 2 && w.minimums; first += Products::vectors)
+        add_minimums<halves, coded, rows, Products::vectors>(w, panel.minimums, sums, first, prefetch, totals);
     Ints table{};
     if constexpr (kind == Codes::TABLE)
         for (int i = 0; i < 4; i++) std::memcpy((uint8_t *)&table + 16 * i, w.table, sizeof w.table);
     ScaleRows scales = panel.scales;
     const uint8_t *codes = panel.codes;
     const auto *x = (const InputBlock<rows> *)words;
-    constexpr int quads = halves ? 4 : 8;
-    int64_t blocks = w.blocks, per_group = halves ? 1 : w.group / INPUT_GROUP, group = 0, begun = 0;
-    int64_t block_scale_bytes = w.scale_bytes / blocks, unfetched = 0;
-    for (int64_t block = 0; block < blocks; block++, x++) {
+    int64_t per_group = halves ? 1 : w.group / INPUT_GROUP, group = 0, begun = 0;
+    int64_t block_scale_bytes = w.scale_bytes / w.blocks, unfetched = 0;
+    // Adds the products with a block of inputs.
+    auto add_block = [&](TileSums<rows> &into) __attribute__((always_inline)) {
         for (int part = 0; part < 8 / quads; part++) {
 #pragma GCC unroll 2
-            for (int first = 0; first < 2; first += VECTORS) {
-                PartSums<kind, quads, rows> products;
-                products.compute(codes, first, x->quads[part * quads], x->starts[part], table, prefetch);
+            for (int first = 0; first < 2; first += Products::vectors) {
+                Products products;
+                products.template compute<scaled>(codes, first, x->quads[part * quads], x->starts[part], table, scales, group, prefetch);
 #pragma GCC unroll 2
-                for (int v = 0; v < VECTORS; v++) {
-                    Floats scale = scales.load(group, first + v);
+                for (int v = 0; v < Products::vectors; v++) {
+                    Floats scale = scaled ? broadcast(1.0f) : scales.load(group, first + v);
 #pragma GCC unroll 12
-                    for (int row = 0; row < rows; row++)
-                        totals.values[row][first + v] += to_floats(products.sums[row][v]) * (scale * broadcast(x->scales[row]));
+                    for (int row = 0; row < rows; row++) {
+                        Floats factor = broadcast(x->scales[row]);
+                        into.values[row][first + v] += to_floats(products.sums[row][v]) * (scaled ? factor : scale * factor);
+                    }
                 }
             }
             codes += quads / 4 * step_bytes(kind);
             if (++begun == per_group) group++, begun = 0;
         }
-        unfetched += block_scale_bytes;
+        unfetched += block_scale_bytes, x++;
         if (unfetched >= 2 * LINE) prefetch.fetch(), unfetched -= 2 * LINE;
+    };
+    for (int64_t block = 0; block < w.blocks;) {
+        int64_t end = factor_end<false, coded>(block, w.blocks), first_group = group;
+        if constexpr (!coded) {
+            for (; block < end; block++) add_block(totals);
+        } else {
+            TileSums<rows> chain;
+#pragma GCC unroll 12
+            for (int row = 0; row < rows; row++) chain.values[row][0] = chain.values[row][1] = broadcast(0.0f);
+            for (; block < end; block++) add_block(chain);
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; half++) {
+                Floats factor = scales.factor(first_group, half);
+#pragma GCC unroll 12
+                for (int row = 0; row < rows; row++) totals.values[row][half] += chain.values[row][half] * factor;
+            }
+        }
     }
 #pragma GCC unroll 12
     for (int row = 0; row < rows; row++) Float32::store2(out + row * PANEL, totals.values[row][0], totals.values[row][1]);
@@ -305,55 +387,64 @@ void grouped_matmul(const GroupedWeight &w, const int32_t *words, const float *s
 
 typedef void GroupedMatmul(const GroupedWeight &, const int32_t *, const float *, const GroupedPanel &, PrefetchStream, float *);
 
-template <Codes kind, bool halves, int... rows>
+template <Codes kind, bool halves, bool coded, int... rows>
 GroupedMatmul *grouped_matmul_for(int64_t count, std::integer_sequence<int, rows...>) {
-    static GroupedMatmul *const functions[] = {grouped_matmul<kind, halves, rows + 1>...};
+    static GroupedMatmul *const functions[] = {grouped_matmul<kind, halves, coded, rows + 1>...};
     return functions[count - 1];
 }
 
-template <Codes kind>
-GroupedMatmul *grouped_matmul_for(bool halves, int64_t rows) {
+template <Codes kind, bool halves>
+GroupedMatmul *grouped_matmul_for(bool coded, int64_t rows) {
     auto counts = std::make_integer_sequence<int, int(MAX_GROUPED_ROWS)>{};
-    return halves ? grouped_matmul_for<kind, true>(rows, counts) : grouped_matmul_for<kind, false>(rows, counts);
+    return coded ? grouped_matmul_for<kind, halves, true>(rows, counts) : grouped_matmul_for<kind, halves, false>(rows, counts);
+}
+
+template <Codes kind>
+GroupedMatmul *grouped_matmul_for(const GroupedWeight &w, int64_t rows) {
+    bool coded = w.scale_factors != 0;
+    return w.group == STEP ? grouped_matmul_for<kind, true>(coded, rows) : grouped_matmul_for<kind, false>(coded, rows);
 }
 
 // grouped_matmul for a weight and a number of rows that are known at run time.
 inline GroupedMatmul *grouped_matmul_for(const GroupedWeight &w, int64_t rows) {
-    bool halves = w.group == STEP;
     switch (w.kind) {
-        case Codes::FOUR: return grouped_matmul_for<Codes::FOUR>(halves, rows);
-        case Codes::TABLE: return grouped_matmul_for<Codes::TABLE>(halves, rows);
-        case Codes::SIX: return grouped_matmul_for<Codes::SIX>(halves, rows);
-        case Codes::EIGHT: return grouped_matmul_for<Codes::EIGHT>(halves, rows);
+        case Codes::FOUR: return grouped_matmul_for<Codes::FOUR>(w, rows);
+        case Codes::TABLE: return grouped_matmul_for<Codes::TABLE>(w, rows);
+        case Codes::SIX: return grouped_matmul_for<Codes::SIX>(w, rows);
+        case Codes::EIGHT: return grouped_matmul_for<Codes::EIGHT>(w, rows);
     }
     return nullptr;
 }
 
-// Scales and minimums of the panels of a work item as floats, which its tiles of rows share.
+// Scales and minimums of the panels of a work item as products use them, which its tiles of rows share.
 class DecodedScales {
   public:
     DecodedScales(const GroupedWeight &w, int64_t panels)
-        : w_(w), size_(w.groups * PANEL), decoded_(panels, -1), floats_(new float[panels * size_ * (1 + w.minimums)]) {}
+        : w_(w), size_(w.groups * PANEL), decoded_(panels, -1), vectors_(new float[panels * size_ * (1 + w.minimums)]) {}
     GroupedPanel panel(int64_t index) {
         int64_t place = index % int64_t(decoded_.size());
         GroupedPanel panel = w_.panel(index);
-        float *scales = &floats_[place * size_ * (1 + w_.minimums)];
-        bool decodes = std::exchange(decoded_[place], index) != index;
-        if (decodes) decode(panel.scales, scales);
-        if (decodes && w_.minimums) decode(panel.minimums, scales + size_);
-        panel.scales.floats = scales, panel.minimums.floats = scales + size_;
+        float *scales = &vectors_[place * size_ * (1 + w_.minimums)];
+        if (std::exchange(decoded_[place], index) != index) {
+            bool pairs = panel.scales.factors && has_short_sums(w_.kind);
+            decode(scales, [&](int64_t group, int half) {
+                return pairs ? (Floats)load_pairs(panel.scales, group, half) : panel.scales.load(group, half);
+            });
+            if (w_.minimums) decode(scales + size_, [&](int64_t group, int half) { return panel.minimums.load(group, half); });
+        }
+        panel.scales.decoded = scales, panel.minimums.decoded = scales + size_;
         return panel;
     }
 
   private:
-    void decode(ScaleRows rows, float *out) const {
-        for (int64_t group = 0; group < w_.groups; group++, out += PANEL)
-            Float32::store2(out, rows.load(group, 0), rows.load(group, 1));
+    template <class Load>
+    void decode(float *out, Load load) const {
+        for (int64_t group = 0; group < w_.groups; group++, out += PANEL) Float32::store2(out, load(group, 0), load(group, 1));
     }
     const GroupedWeight &w_;
-    int64_t size_;                  // floats of the scales of a panel
+    int64_t size_;                  // numbers that the scales of a panel are
     std::vector<int64_t> decoded_;  // panels
-    std::unique_ptr<float[]> floats_;
+    std::unique_ptr<float[]> vectors_;
 };
 
 // Multiplies with the factors of outputs, then does as OutputEpilogue, and activates.
@@ -393,6 +484,7 @@ void grouped_linear(const GroupedLinear &a) {
         auto body = [&](int64_t row, int64_t rows, int64_t index, PrefetchStream prefetch) {
             auto *out = (typename Out::Element *)a.out + row * a.out_stride + index * PANEL;
             OutputEpilogue<Out> outputs(out, a.out_stride, rows, w.size_out - index * PANEL);
+            for (int64_t at = 0; at < PANEL; at += LINE / int64_t(sizeof(float))) __builtin_prefetch(w.factors + index * PANEL + at);
             alignas(64) float products[MAX_GROUPED_ROWS * PANEL];
             GroupedPanel panel = decoded ? decoded->panel(index) : w.panel(index);
             grouped_matmul_for(w, rows)(w, &x[row * row_words], &sums[row * row_sums], panel, prefetch, products);

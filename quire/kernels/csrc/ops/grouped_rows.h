@@ -48,7 +48,7 @@ void grouped_row(const GroupedWeight &w, int64_t index, typename Out::Element *o
     float factor = w.factors[index], scale = 0.0f, minimum = 0.0f;
     alignas(64) float all[PANEL];
     auto at_lane = [&](const ScaleRows &rows, int64_t group) {
-        Float32::store2(all, rows.load(group, 0), rows.load(group, 1));
+        Float32::store2(all, rows.load_scaled(group, 0), rows.load_scaled(group, 1));
         return all[lane] * factor;
     };
     for (int64_t begin = 0; begin < w.size_in; begin += STEP, step += step_bytes(kind)) {

@@ -94,9 +94,10 @@ async def test_a_conversation_leaves_a_replica_with_more_work_than_it_saves() ->
         busy.hold.set()
         idle.hold.set()
         tasks = [await hung(replicas.set, "a" + LONG + end) for end in "bc"]
-        assert counts(busy, idle) == [3, 0]  # less is waiting there than the prefix saves
+        await until(lambda: counts(busy, idle) == [3, 0])  # less is waiting there than the prefix saves
         while not prompts(idle):
             tasks.append(await hung(replicas.set, f"a{LONG}{len(tasks)}"))
+            await until(lambda: sum(counts(busy, idle)) == 1 + len(tasks))
         assert len(tasks) < 10
         busy.hold.clear()
         idle.hold.clear()
