@@ -82,6 +82,18 @@ def shared_routes() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def frozen_objects() -> Iterator[None]:
+    """What is frozen after the collection of tests stays so, and nothing else is frozen: see `pytest_collection`.
+
+    An engine that falls asleep unfreezes all objects. In this process each later full collection would take a second.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("freeze", "unfreeze"):
+            patch.setattr(gc, name, lambda: None)
+        yield
+
+
 @pytest.fixture
 def started_workers(preloaded_workers: Any) -> Iterator[None]:
     """Worker processes start as those of servers do."""

@@ -16,6 +16,7 @@ from tests.support.audio import Samples, encode, voice, wav
 from tests.support.models import draw_weights
 from tests.support.process import ServerProcess, serving
 from tests.support.speech import END, LANGUAGES, TIMES, TOKEN, VOCAB, speech_tokenizer, write_speech_tokenizer
+from tests.support.variants import slow_but
 
 PATH = "/v1/audio/transcriptions"
 GREEDY = {"temperature": "0.001"}  # not 0, which would decode unlikely text again
@@ -142,7 +143,11 @@ def test_text_without_timestamps_and_the_detected_language_are_those_of_transfor
 
 @pytest.mark.parametrize(
     ("beams", "penalty", "task"),
-    [(1, 1.0, "transcribe"), (2, 1.0, "translate"), (4, 1.0, "transcribe"), (4, 0.2, "transcribe")],
+    slow_but(
+        [(1, 1.0, "transcribe"), (2, 1.0, "translate"), (4, 1.0, "transcribe"), (4, 0.2, "transcribe")],
+        (2, 1.0, "translate"),
+        (4, 0.2, "transcribe"),
+    ),
 )
 def test_the_text_of_beam_search_is_that_of_transformers(
     server: ServerProcess, whisper: Any, beams: int, penalty: float, task: str
