@@ -257,7 +257,7 @@ async def test_an_update_waits_for_requests_beside_a_pause_that_waits(tmp_path: 
         await until(lambda: commands(core))
         updating = asyncio.create_task(server.post("/update_weights", {"path": "new"}))
         await until(lambda: len(commands(core)) == 2)
-        assert commands(core) == [Pause(drain=True)] * 2
+        assert commands(core) == [Pause(drain=True), Pause(drain=True, is_temporary=True)]
         core.hold.clear()
         assert [(await task).status_code for task in (running, pausing, updating)] == [200] * 3
         assert await is_paused(server)
@@ -290,7 +290,7 @@ async def test_weights_are_replaced_from_the_allowed_directory(tmp_path: Path, s
         assert answer.status_code == 200
         assert answer.json() == {"message": "The weights of fake were replaced."}
         folder = UpdateWeights(str((root / "new").resolve()))
-        assert commands(core) == [Pause(drain=True), folder, Resume()]
+        assert commands(core) == [Pause(drain=True, is_temporary=True), folder, Resume()]
         assert not await is_paused(server)
         core.received.clear()
         for mode in ("keep", "abort"):
@@ -310,7 +310,7 @@ async def test_weights_are_replaced_in_sglangs_api(tmp_path: Path) -> None:
                 "num_paused_requests": 0,
             }
         folder = UpdateWeights(str(tmp_path / "new"))
-        assert commands(core) == [Pause(drain=True), folder, Resume(), folder]
+        assert commands(core) == [Pause(drain=True, is_temporary=True), folder, Resume(), folder]
         refused = await server.post("/update_weights_from_disk", {"model_path": "new", "flush_cache": False})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "flush_cache")
         refused = await server.post("/update_weights_from_disk", {"model_path": ".."})

@@ -9,17 +9,9 @@ import torch
 from torch import Tensor
 
 from quire.engine.models.layers.inputs import KeysAndValues
+from quire.engine.models.sharding.shard import sources_before
 from quire.engine.models.specs.cache import CacheShape
 from quire.engine.models.specs.decoder import DecoderSpec
-from quire.engine.models.specs.shared_keys import SharedKeysAttention
-
-
-def sources_before(spec: DecoderSpec, layer: int) -> tuple[int, ...]:
-    """Indices of the layers before `layer` whose keys layers from there on read."""
-    attns = [each.attn for each in spec.layers[layer:]]
-    return tuple(
-        sorted({attn.source for attn in attns if isinstance(attn, SharedKeysAttention) and attn.source < layer})
-    )
 
 
 @dataclass(frozen=True, slots=True)

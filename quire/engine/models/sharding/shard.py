@@ -7,7 +7,6 @@ from dataclasses import replace
 from quire.engine.models.distributed.placement import Placement
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.model_config import ModelConfig
-from quire.engine.models.sharding.passed_values import sources_before
 from quire.engine.models.specs.decoder import (
     Attention,
     DecoderSpec,
@@ -40,6 +39,14 @@ def part_of(spec: DecoderSpec, placement: Placement) -> DecoderSpec:
         placement.tensor_rank,
         placement.tensor_size,
         expert_parallel=placement.expert_parallel,
+    )
+
+
+def sources_before(spec: DecoderSpec, layer: int) -> tuple[int, ...]:
+    """Indices of the layers before `layer` whose keys layers from there on read."""
+    attns = [each.attn for each in spec.layers[layer:]]
+    return tuple(
+        sorted({attn.source for attn in attns if isinstance(attn, SharedKeysAttention) and attn.source < layer})
     )
 
 
