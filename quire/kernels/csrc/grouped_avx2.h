@@ -26,7 +26,6 @@ INLINE Ints dot_shorts(Ints shorts, Ints factors) {
 
 // Scales of 8 bits for 16 outputs, each twice as a number of 16 bits.
 INLINE Ints load_pairs(const ScaleRows &scales, int64_t group, int half) {
-    if (scales.decoded) return load_ints(scales.decoded + group * PANEL + half * LANES);
     __m256i bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(scales.at + group * PANEL + half * LANES)));
     __m256i first = _mm256_setr_epi8(-1, 0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3,
                                      -1, 4, -1, 4, -1, 5, -1, 5, -1, 6, -1, 6, -1, 7, -1, 7);
@@ -38,6 +37,13 @@ INLINE Ints load_pairs(const ScaleRows &scales, int64_t group, int half) {
 
 // Lets sums grow product by product. The compiler would compute all products first, and keep them in memory.
 INLINE void keep_in_registers(Ints &sums) { asm("" : "+x"(sums.low), "+x"(sums.high)); }
+
+// Lets the sums of some outputs be computed before those of others. The compiler would multiply with scales at the end of
+// all, and keep what it multiplies in memory.
+template <int rows>
+INLINE void finish_vectors(TileSums<rows> &sums) {
+    if constexpr (rows > 1) asm volatile("" : "+m"(sums));
+}
 
 template <Codes kind, int quads, int rows>
 template <bool scaled>
@@ -73,7 +79,7 @@ INLINE void PartSums<kind, quads, rows>::compute(const uint8_t *codes, int first
                 }
             }
             if ((quad + together) % shorts) continue;
-            Ints factors = scaled ? load_pairs(scales, group, first + v) : ones;
+            Ints factors = !scaled ? ones : rows > 1 ? load_decoded<Ints>(scales, group, first + v) : load_pairs(scales, group, first + v);
 #pragma GCC unroll 12
             for (int row = 0; row < rows; row++) {
                 Ints widened = dot_shorts(short_sums[row][v], factors);

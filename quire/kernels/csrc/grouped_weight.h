@@ -41,17 +41,18 @@ struct ScaleRows {
     const uint8_t *at;
     const uint8_t *factors;  // of each SUPER inputs; null: `at` is float16
     int shift;               // groups of inputs in SUPER, as power of two
-    const float *decoded;    // what load() or, with AVX2, load_pairs() returns: (groups, 32), or null
+    const float *decoded;    // what products use of them: (groups, 32), or null; see DecodedScales
 
     // Those of a group of inputs without their factors, for the first or second 16 outputs.
+    template <bool coded>
     INLINE Floats load(int64_t group, int half) const {
-        if (decoded) return Float32::load(decoded + group * PANEL + half * LANES);
-        return factors ? load_int8((const int8_t *)at + group * PANEL + half * LANES) : load_float16(at + group * 64 + half * 32);
+        if constexpr (coded) return load_int8((const int8_t *)at + group * PANEL + half * LANES);
+        else return load_float16(at + group * 64 + half * 32);
     }
     INLINE Floats factor(int64_t group, int half) const { return load_float16(factors + (group >> shift) * 64 + half * 32); }
     // Those of a group of inputs, whole.
     INLINE Floats load_scaled(int64_t group, int half) const {
-        return factors ? load(group, half) * factor(group, half) : load(group, half);
+        return factors ? load<true>(group, half) * factor(group, half) : load<false>(group, half);
     }
 };
 

@@ -206,6 +206,12 @@ void quantize_inputs(const GroupedWeight &w, const typename T::Element *x, Input
     }
 }
 
+// Decoded scales of a group of inputs, for the first or second 16 outputs.
+template <class Vector>
+INLINE Vector load_decoded(const ScaleRows &scales, int64_t group, int half) {
+    return load_vector<Vector>(scales.decoded + group * PANEL + half * LANES);
+}
+
 // Products of integers: of the inputs of a part of a block, which is `quads` quads, with the codes for outputs of the panel,
 // beginning with those of its vector `first`. With them are the sums that the part starts with.
 template <Codes kind, int quads, int rows>
@@ -259,6 +265,9 @@ INLINE Ints dot_bytes(Ints total, Ints weights, int32_t x) {
 #endif
 }
 
+template <int rows>
+INLINE void finish_vectors(TileSums<rows> &) {}
+
 // They are not multiplied with scales.
 INLINE Ints load_pairs(const ScaleRows &, int64_t, int) { return Ints{}; }
 
@@ -289,6 +298,12 @@ inline int64_t factor_end(int64_t group, int64_t groups) {
     return coded ? std::min(groups, group + SUPER / (halves ? STEP : INPUT_GROUP)) : groups;
 }
 
+// Scales or minimums of a group of inputs without their factors: decoded ones if there are several rows.
+template <bool coded, int rows>
+INLINE Floats load_scale(const ScaleRows &scales, int64_t group, int half) {
+    return rows > 1 ? load_decoded<Floats>(scales, group, half) : scales.load<coded>(group, half);
+}
+
 // Adds minimums times sums of inputs (groups, rows), for the panel's outputs of some vectors, the first of which is `first`.
 template <bool halves, bool coded, int rows, int vectors>
 INLINE void add_minimums(const GroupedWeight &w, ScaleRows minimums, const float *sums, int first, PrefetchStream &prefetch,
@@ -304,7 +319,7 @@ INLINE void add_minimums(const GroupedWeight &w, ScaleRows minimums, const float
             if (first == 0 && (unfetched += group_bytes) >= 2 * LINE) prefetch.fetch(), unfetched -= 2 * LINE;
 #pragma GCC unroll 2
             for (int v = 0; v < vectors; v++) {
-                Floats minimum = minimums.load(group, first + v);
+                Floats minimum = load_scale<coded, rows>(minimums, group, first + v);
 #pragma GCC unroll 12
                 for (int row = 0; row < rows; row++) products[row][v] += minimum * broadcast(sums[row]);
             }
@@ -350,13 +365,14 @@ void grouped_matmul(const GroupedWeight &w, const int32_t *words, const float *s
                 products.template compute<scaled>(codes, first, x->quads[part * quads], x->starts[part], table, scales, group, prefetch);
 #pragma GCC unroll 2
                 for (int v = 0; v < Products::vectors; v++) {
-                    Floats scale = scaled ? broadcast(1.0f) : scales.load(group, first + v);
+                    Floats scale = scaled ? broadcast(1.0f) : load_scale<coded, rows>(scales, group, first + v);
 #pragma GCC unroll 12
                     for (int row = 0; row < rows; row++) {
                         Floats factor = broadcast(x->scales[row]);
                         into.values[row][first + v] += to_floats(products.sums[row][v]) * (scaled ? factor : scale * factor);
                     }
                 }
+                finish_vectors(into);
             }
             codes += quads / 4 * step_bytes(kind);
             if (++begun == per_group) group++, begun = 0;
@@ -416,7 +432,7 @@ inline GroupedMatmul *grouped_matmul_for(const GroupedWeight &w, int64_t rows) {
     return nullptr;
 }
 
-// Scales and minimums of the panels of a work item as products use them, which its tiles of rows share.
+// Scales and minimums of the panels of a work item as products of several rows use them; its tiles of rows share them.
 class DecodedScales {
   public:
     DecodedScales(const GroupedWeight &w, int64_t panels)
@@ -426,17 +442,21 @@ class DecodedScales {
         GroupedPanel panel = w_.panel(index);
         float *scales = &vectors_[place * size_ * (1 + w_.minimums)];
         if (std::exchange(decoded_[place], index) != index) {
-            bool pairs = panel.scales.factors && has_short_sums(w_.kind);
-            decode(scales, [&](int64_t group, int half) {
-                return pairs ? (Floats)load_pairs(panel.scales, group, half) : panel.scales.load(group, half);
-            });
-            if (w_.minimums) decode(scales + size_, [&](int64_t group, int half) { return panel.minimums.load(group, half); });
+            if (panel.scales.factors && has_short_sums(w_.kind))
+                decode(scales, [&](int64_t group, int half) { return (Floats)load_pairs(panel.scales, group, half); });
+            else
+                decode(scales, panel.scales);
+            if (w_.minimums) decode(scales + size_, panel.minimums);
         }
         panel.scales.decoded = scales, panel.minimums.decoded = scales + size_;
         return panel;
     }
 
   private:
+    void decode(float *out, const ScaleRows &rows) const {
+        if (rows.factors) decode(out, [&](int64_t group, int half) { return rows.load<true>(group, half); });
+        else decode(out, [&](int64_t group, int half) { return rows.load<false>(group, half); });
+    }
     template <class Load>
     void decode(float *out, Load load) const {
         for (int64_t group = 0; group < w_.groups; group++, out += PANEL) Float32::store2(out, load(group, 0), load(group, 1));
@@ -480,13 +500,13 @@ void grouped_linear(const GroupedLinear &a) {
     });
     run_parallel([&](int) {
         std::optional<DecodedScales> decoded;
-        if (tiling.tiles > 1) decoded.emplace(w, tiling.group);
+        if (tiling.tile > 1) decoded.emplace(w, tiling.group);
         auto body = [&](int64_t row, int64_t rows, int64_t index, PrefetchStream prefetch) {
             auto *out = (typename Out::Element *)a.out + row * a.out_stride + index * PANEL;
             OutputEpilogue<Out> outputs(out, a.out_stride, rows, w.size_out - index * PANEL);
             for (int64_t at = 0; at < PANEL; at += LINE / int64_t(sizeof(float))) __builtin_prefetch(w.factors + index * PANEL + at);
             alignas(64) float products[MAX_GROUPED_ROWS * PANEL];
-            GroupedPanel panel = decoded ? decoded->panel(index) : w.panel(index);
+            GroupedPanel panel = rows > 1 ? decoded->panel(index) : w.panel(index);
             grouped_matmul_for(w, rows)(w, &x[row * row_words], &sums[row * row_sums], panel, prefetch, products);
             write_outputs<Out>(a, outputs, products, row, rows, index * PANEL);
         };
