@@ -206,7 +206,7 @@ class FrontEnds(Fronts):
 
     def _seconds_until_due(self) -> float | None:
         times = [self._kill_at, *self._cores.times()]
-        if self._cores.accept_fronts:  # else front ends are started after it
+        if self._cores.can_start_fronts:  # else front ends are started after it
             times += [child.restarts.due for child in self._children]
         due = [at for at in times if at is not None]
         return max(0.0, min(due) - time.monotonic()) if due else None
@@ -217,7 +217,7 @@ class FrontEnds(Fronts):
             logger.error("the front ends did not stop in time: they are ended by force")
             self._kill_all()
         self._cores.do_what_is_due()
-        for child in self._children if self._cores.accept_fronts else ():
+        for child in self._children if self._cores.can_start_fronts else ():
             if child.restarts.due is not None and now >= child.restarts.due:
                 self._start(child)
 

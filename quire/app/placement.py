@@ -56,11 +56,11 @@ def replica_places(settings: Serve, size: int, gpus: Sequence[str] | None) -> li
     if gpus is None:
         first = host_places(settings.replicas)
         return [first[rank % len(first)] for rank in range(size)]
-    each = settings.tensor_parallel_size * settings.pipeline_parallel_size
-    places = gpu_places(size, gpus, each)
+    ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    places = gpu_places(size, gpus, ranks)
     if len(places) < size:
         raise UnavailableDevice(
-            f"{size} replicas on {each} GPUs each need {size * each} GPUs, but there are {len(gpus)}"
+            f"{size} replicas on {ranks} GPUs each need {size * ranks} GPUs, but there are {len(gpus)}"
         )
     return places
 
@@ -116,7 +116,7 @@ def parsed_list(text: str) -> list[int]:
     return numbers
 
 
-def gpu_places(count: int, gpus: Sequence[str], each: int) -> list[ProcessPlace]:
-    """Return the places of so many replicas that have `each` GPUs; fewer places if there are not enough."""
-    places = [ProcessPlace(gpus=tuple(gpus[start : start + each])) for start in range(0, count * each, each)]
-    return [place for place in places if len(place.gpus) == each]
+def gpu_places(count: int, gpus: Sequence[str], ranks: int) -> list[ProcessPlace]:
+    """Return the places of so many replicas, with a GPU for each of their ranks; fewer if there are not enough GPUs."""
+    places = [ProcessPlace(gpus=tuple(gpus[start : start + ranks])) for start in range(0, count * ranks, ranks)]
+    return [place for place in places if len(place.gpus) == ranks]

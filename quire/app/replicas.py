@@ -21,7 +21,7 @@ from quire.engine.client.model_info import ModelInfo
 from quire.engine.client.records import CORE_EVENTS
 from quire.engine.client.replicas.replica import Replica, end_stalled
 from quire.engine.client.replicas.replica_set import ReplicaSet
-from quire.engine.client.replicas.scaling import Scaling
+from quire.engine.client.replicas.scaling import Scaling, check_scalable
 from quire.engine.execution.devices.select import uses_gpu, visible_gpus
 from quire.engine.execution.memory import MemoryShare
 from quire.engine.models.errors import UnavailableDevice
@@ -181,12 +181,7 @@ class Replicas(Scaling):
 
     @override
     async def scale(self, size: int, drain_timeout: float) -> None:
-        if self._settings.has_part_of_replicas:
-            raise CommandRefused(
-                "With --data-parallel-hybrid-lb a server keeps its replicas: other servers have the next ranks."
-            )
-        if self._is_scaling:
-            raise CommandRefused("The number of replicas is being changed already.")
+        check_scalable(has_part_of_replicas=self._settings.has_part_of_replicas, is_scaling=self._is_scaling)
         self._is_scaling = True
         try:
             if size > len(self._running):

@@ -173,9 +173,9 @@ class SharedCores:
         self._change: _Change | None = None
         self._ending: list[tuple[_Seat, float]] = []  # and when they are ended by force
         self._is_ending = False
+        self._seats: list[_Seat] = []
         places = replica_places(settings, settings.replicas, self._gpus) if settings.has_replicas else [EVERYWHERE]
         share = self._share(len(places))
-        self._seats: list[_Seat] = []
         for rank, place in enumerate(places, settings.first_replica):
             self._seats.append(self._new_seat(rank, place, share, prepared))
         self.folder: Path = self._seats[0].core.folder
@@ -183,8 +183,7 @@ class SharedCores:
     def _share(self, added: int) -> MemoryShare | None:
         if not self._settings.has_replicas or self._gpus is not None:
             return None
-        running = getattr(self, "_seats", ())
-        return memory_of_replicas(added, self._cache_bytes * len(running), self._weight_bytes)
+        return memory_of_replicas(added, self._cache_bytes * len(self._seats), self._weight_bytes)
 
     def _new_seat(
         self, rank: int, place: ProcessPlace, share: MemoryShare | None, prepared: PreparedProcess | None = None
@@ -210,7 +209,7 @@ class SharedCores:
         ]
 
     @property
-    def accept_fronts(self) -> bool:
+    def can_start_fronts(self) -> bool:
         """Whether front ends can start: before replicas they wait for the first one that runs."""
         return self._settings.has_replicas or self._seats[0].process is not None
 
@@ -305,7 +304,7 @@ class SharedCores:
             return
         for seat in self._seats:
             waits = change.added if change is not None and seat in change.added else [seat]
-            are_loaded = all(each.loaded_in.issuperset(fronts) for each in waits)
+            are_loaded = all(waiting.loaded_in.issuperset(fronts) for waiting in waits)
             if not seat.has_entered and seat.process is not None and seat.guide is None and are_loaded:
                 seat.guide = fronts[0]
                 self._fronts.tell(seat.guide, CatchUp(seat.rank))

@@ -45,7 +45,7 @@ from quire.engine.client.errors import CommandRefused, DrainTimedOut, EngineDead
 from quire.engine.client.records import CORE_EVENTS
 from quire.engine.client.replicas.replica import Replica, end_stalled
 from quire.engine.client.replicas.replica_set import ReplicaSet
-from quire.engine.client.replicas.scaling import Scaling
+from quire.engine.client.replicas.scaling import Scaling, check_scalable
 from quire.engine.client.shared_channel import FrontEndChannel
 from quire.multimodal.memory import MediaMemory
 from quire.rendering.tokenizer import Tokenizer
@@ -297,12 +297,8 @@ class SharedReplicas(ModelBeforeSharedCores, Scaling):
 
     @override
     async def scale(self, size: int, drain_timeout: float) -> None:
-        if self._settings.has_part_of_replicas:
-            raise CommandRefused(
-                "With --data-parallel-hybrid-lb a server keeps its replicas: other servers have the next ranks."
-            )
-        if self._scaled is not None or self._is_scaling:
-            raise CommandRefused("The number of replicas is being changed already.")
+        is_scaling = self._scaled is not None or self._is_scaling
+        check_scalable(has_part_of_replicas=self._settings.has_part_of_replicas, is_scaling=is_scaling)
         self._scaled = asyncio.get_running_loop().create_future()
         try:
             self._front_end.tell(Scale(size, drain_timeout))

@@ -60,8 +60,8 @@ class ServerOptions(Options):
     )
     api_server_count: Annotated[int, Field(ge=1, le=64)] = Field(
         1,
-        description="number of processes that serve HTTP before the engine of one MODEL, and share the port; one that "
-        "dies is started again; Linux only",
+        description="number of processes that serve HTTP before the engine or the replicas of one MODEL, and share the "
+        "port; one that dies is started again; Linux only",
     )
     api_key: Keys = Field(
         (), description="key that clients must send as Bearer token; repeat the flag for several keys"

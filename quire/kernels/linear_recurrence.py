@@ -80,8 +80,8 @@ def _recurrence(x: Tensor, decay: Tensor, state: Tensor, slots: Tensor, cu_seqle
     bounds = cu_seqlens.tolist()
     if len(x) == len(slots) == bounds[-1]:  # each has one token
         h = decay * state[slots] + x
-        kept = slots >= 0
-        state[slots[kept]] = h[kept]
+        has_slot = slots >= 0
+        state[slots[has_slot]] = h[has_slot]
         return h
     out = torch.zeros_like(x)
     for slot, begin, end in zip(slots.tolist(), bounds, bounds[1:], strict=False):

@@ -70,40 +70,28 @@ def paged_decode(
     Returns:
         (sequences, heads, value_dim)
     """
-    if params.alibi is None and supports_pages(keys, values) and supports_rows(keys, values, q):
-        q = _with_dense_heads(q)
-        out = empty((*q.shape[:2], page_dim(values)), q.dtype)
-        native.kernels.paged_decode(
-            q=q,
-            keys=keys,
-            values=values,
-            out=out,
-            block_tables=block_tables,
-            seq_lens=seq_lens,
-            sinks=None if params.sinks is None else params.sinks.float(),
-            window=params.window or 0,
-            scale=params.scale,
-            softcap=params.softcap or 0.0,
-        )
-        return out
-    plain = params.softcap is None and params.sinks is None
-    if params.alibi is not None and plain and supports_pages(keys, values) and supports_rows(keys, values, q):
-        q = _with_dense_heads(q)
-        out = empty((*q.shape[:2], page_dim(values)), q.dtype)
-        native.kernels.alibi_decode(
-            q=q,
-            keys=keys,
-            values=values,
-            out=out,
-            block_tables=block_tables,
-            seq_lens=seq_lens,
-            slopes=params.alibi,
-            window=params.window or 0,
-            scale=params.scale,
-        )
-        return out
-    most = block_tables.shape[1] * keys.shape[2]
-    return attend_singles(q, keys, values, block_tables, seq_lens, most, params)
+    is_plain = params.softcap is None and params.sinks is None
+    if not (supports_pages(keys, values) and supports_rows(keys, values, q) and (params.alibi is None or is_plain)):
+        most = block_tables.shape[1] * keys.shape[2]
+        return attend_singles(q, keys, values, block_tables, seq_lens, most, params)
+    q = _with_dense_heads(q)
+    out = empty((*q.shape[:2], page_dim(values)), q.dtype)
+    arguments: dict[str, Any] = {
+        "q": q,
+        "keys": keys,
+        "values": values,
+        "out": out,
+        "block_tables": block_tables,
+        "seq_lens": seq_lens,
+        "window": params.window or 0,
+        "scale": params.scale,
+    }
+    if params.alibi is not None:
+        native.kernels.alibi_decode(**arguments, slopes=params.alibi)
+    else:
+        sinks = None if params.sinks is None else params.sinks.float()
+        native.kernels.paged_decode(**arguments, sinks=sinks, softcap=params.softcap or 0.0)
+    return out
 
 
 def _with_dense_heads(q: Tensor) -> Tensor:

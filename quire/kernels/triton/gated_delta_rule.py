@@ -50,9 +50,9 @@ def gated_delta_rule_kernel(
     inside, known = at < value_dim, rows < key_dim
     begin, end = tl.load(bounds + sequence), tl.load(bounds + sequence + 1)
     slot = tl.load(slots + sequence)
-    kept = state + slot * state_stride + (head * key_dim + rows[:, None]) * value_dim + at[None, :]
+    state_at = state + slot * state_stride + (head * key_dim + rows[:, None]) * value_dim + at[None, :]
     within = known[:, None] & inside[None, :] & (slot >= 0)
-    total = tl.load(kept, mask=within, other=0.0)
+    total = tl.load(state_at, mask=within, other=0.0)
     rate = -tl.exp(tl.load(log_rate + head))
     of_key = head // heads_per_key * key_dim + rows
     column = head * value_dim + at
@@ -75,7 +75,7 @@ def gated_delta_rule_kernel(
         total += key[:, None] * change[None, :]
         result = tl.sum(total * query[:, None], 0)
         tl.store(out + token * heads * value_dim + column, result.to(out.dtype.element_ty), mask=inside)
-    tl.store(kept, total, mask=within)
+    tl.store(state_at, total, mask=within)
 
 
 def gated_delta_rule(

@@ -49,9 +49,9 @@ def selective_scan_kernel(
     places = rows[:, None] * channels + at[None, :]
     begin, end = tl.load(bounds + sequence), tl.load(bounds + sequence + 1)
     slot = tl.load(slots + sequence)
-    kept = state + slot * state_stride + places
+    state_at = state + slot * state_stride + places
     has_slot = within & (slot >= 0)
-    total = tl.load(kept, mask=has_slot, other=0.0)
+    total = tl.load(state_at, mask=has_slot, other=0.0)
     rates = -tl.abs(tl.load(rate + places, mask=within, other=0.0))
     added_bias = tl.load(bias + at, mask=inside, other=0.0)
     factor = tl.load(skip + at, mask=inside, other=0.0)
@@ -66,7 +66,7 @@ def selective_scan_kernel(
             opened = tl.load(gate + token * gate_stride + at, mask=inside, other=0.0).to(tl.float32)
             result = result * opened * sigmoid(opened)
         tl.store(out + token * channels + at, result.to(out.dtype.element_ty), mask=inside)
-    tl.store(kept, total, mask=has_slot)
+    tl.store(state_at, total, mask=has_slot)
 
 
 def selective_scan(

@@ -51,9 +51,9 @@ def state_space_scan_kernel(
     inside, known = at < dim, rows < size
     begin, end = tl.load(bounds + sequence), tl.load(bounds + sequence + 1)
     slot = tl.load(slots + sequence)
-    kept = state + slot * state_stride + (head * size + rows[:, None]) * dim + at[None, :]
+    state_at = state + slot * state_stride + (head * size + rows[:, None]) * dim + at[None, :]
     within = known[:, None] & inside[None, :] & (slot >= 0)
-    total = tl.load(kept, mask=within, other=0.0)
+    total = tl.load(state_at, mask=within, other=0.0)
     decay_rate, added_bias, factor = -tl.abs(tl.load(rate + head)), tl.load(bias + head), tl.load(skip + head)
     column = head * dim + at
     group = head // heads_per_group * size + rows
@@ -69,7 +69,7 @@ def state_space_scan_kernel(
             opened = tl.load(gate + token * gate_stride + column, mask=inside, other=0.0).to(tl.float32)
             result = result * opened * sigmoid(opened)
         tl.store(out + token * heads * dim + column, result.to(out.dtype.element_ty), mask=inside)
-    tl.store(kept, total, mask=within)
+    tl.store(state_at, total, mask=within)
 
 
 def state_space_scan(

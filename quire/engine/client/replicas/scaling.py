@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from quire.engine.client.errors import CommandRefused
 from quire.engine.client.replicas.replica import Replica
 
 
@@ -30,3 +31,17 @@ class Scaling(Protocol):
             DrainTimedOut: they have not; all replicas go on.
             CommandRefused: the number is being changed, or a replica cannot be started; there are as many as before.
         """
+
+
+def check_scalable(*, has_part_of_replicas: bool, is_scaling: bool) -> None:
+    """Check that the number of replicas may be changed now.
+
+    Raises:
+        CommandRefused: it is being changed, or other servers have replicas of the model.
+    """
+    if has_part_of_replicas:
+        raise CommandRefused(
+            "With --data-parallel-hybrid-lb a server keeps its replicas: other servers have the next ranks."
+        )
+    if is_scaling:
+        raise CommandRefused("The number of replicas is being changed already.")

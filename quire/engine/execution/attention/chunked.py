@@ -103,9 +103,9 @@ class ChunkMemory:
         raise AssertionError(f"{type(attend).__name__} is not replayed")
 
     def _put(self, tables: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        kept = self._tables[: len(tables)]
-        kept[:, : tables.shape[1]] = tables
-        return kept, self._lengths[: len(lengths)].copy_(lengths)
+        rows = self._tables[: len(tables)]
+        rows[:, : tables.shape[1]] = tables
+        return rows, self._lengths[: len(lengths)].copy_(lengths)
 
 
 class _Part(NamedTuple):

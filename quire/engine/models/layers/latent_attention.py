@@ -121,9 +121,8 @@ class LatentAttentionLayer(nn.Module):
         query = empty_like(q, (len(q), spec.heads, spec.key_dim))
         self.kv_b.absorb(q_nope, query[..., : spec.kv_rank])
         cached = spec.kv_rank + spec.shared_dim
-        copy_rows(
-            q_rope, query[..., spec.kv_rank :]
-        )  # zeros where keys of an indexer lie, which attention does not read
+        # Behind them are zeros where keys of an indexer lie, which attention does not read.
+        copy_rows(q_rope, query[..., spec.kv_rank :])
         parts = [self.kv_a_norm(latent), k_rope[:, 0]]
         if self.indexer is not None:
             parts.append(self.indexer.keys(x, step)[:, 0])

@@ -44,7 +44,7 @@ def part_of(spec: DecoderSpec, placement: Placement) -> DecoderSpec:
 
 def sources_before(spec: DecoderSpec, layer: int) -> tuple[int, ...]:
     """Indices of the layers before `layer` whose keys layers from there on read."""
-    attns = [each.attn for each in spec.layers[layer:]]
+    attns = [behind.attn for behind in spec.layers[layer:]]
     return tuple(
         sorted({attn.source for attn in attns if isinstance(attn, SharedKeysAttention) and attn.source < layer})
     )

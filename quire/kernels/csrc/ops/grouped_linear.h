@@ -222,7 +222,7 @@ struct PartSums {
     static constexpr int vectors = 2;
 #endif
     static constexpr bool wide = has_wide_codes(kind);
-    static constexpr bool SCALES = has_short_sums(kind);           // whether sums may be multiplied with scales of 8 bits
+    static constexpr bool takes_scales = has_short_sums(kind);     // whether sums may be multiplied with scales of 8 bits
     static constexpr int fetches = step_bytes(kind) / (2 * LINE);  // in a step of four quads
 
     // inputs: (quads, rows), starts: (1 or 2, rows). If `scaled`, sums are multiplied with scales of 8 bits.
@@ -342,7 +342,7 @@ void grouped_matmul(const GroupedWeight &w, const int32_t *words, const float *s
                     PrefetchStream prefetch, float *out) {
     constexpr int quads = halves ? 4 : 8;
     typedef PartSums<kind, quads, rows> Products;
-    constexpr bool scaled = coded && Products::SCALES;  // as integers
+    constexpr bool scaled = coded && Products::takes_scales;  // as integers
     TileSums<rows> totals;
 #pragma GCC unroll 12
     for (int row = 0; row < rows; row++) totals.values[row][0] = totals.values[row][1] = broadcast(0.0f);
