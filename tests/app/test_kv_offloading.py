@@ -27,7 +27,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def server_of(model: Path, tier: Path, *more: str) -> Iterator[ServerProcess]:
     options = ("--kv-offloading-path", str(tier), "--kv-cache-memory-bytes", "64MiB", "--dtype", "float32")
-    size = () if "--kv-offloading-disk-size" in more else ("--kv-offloading-disk-size", "0.5")
+    # Of a small tier, as one leaves free as much as it may take, and the disk may be nearly full.
+    size = () if "--kv-offloading-disk-size" in more else ("--kv-offloading-disk-size", "0.03125")
     with serving(str(model), *options, *size, *more) as server:
         yield server
 

@@ -13,9 +13,10 @@ CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?
 
 
 def resident(server: ServerProcess) -> int:
-    """Memory of the server and of its child processes, in MiB."""
+    """Memory of the server and of its child processes, in MiB, without that of files: libraries come page by page."""
     process = psutil.Process(server.process.pid)
-    return sum(child.memory_info().rss for child in (process, *process.children(recursive=True))) >> 20
+    processes = (process, *process.children(recursive=True))
+    return sum(child.memory_info().rss - child.memory_info().shared for child in processes) >> 20
 
 
 @pytest.mark.parametrize("flags", [[], ["--engine-process"]], ids=["thread", "process"])

@@ -18,7 +18,7 @@ from quire.engine.tiers.tier import Tier
 
 logger = logging.getLogger(__name__)
 _PAUSE = 30.0  # seconds without an attempt to write after one has failed
-_LEFT_FREE = 1 << 30  # bytes of the disk
+_LEFT_FREE = 1 << 30  # bytes of the disk; a tier that may take less leaves less
 _PARTS = frozenset(f"{index:02x}" for index in range(256))  # names of the parts of a folder
 
 
@@ -90,8 +90,9 @@ class DiskTier(Tier):
             return False
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # somebody may have removed the model's
-            if shutil.disk_usage(path.parent).free < nbytes + _LEFT_FREE:
-                raise OSError(f"less than {_LEFT_FREE >> 20} MiB of the disk are free")
+            left = min(_LEFT_FREE, self._budget.limit)
+            if shutil.disk_usage(path.parent).free < nbytes + left:
+                raise OSError(f"less than {left >> 20} MiB of the disk are free")
             self._forget(self._budget.add(nbytes, lambda: self._write(path, key, data)))
         except (OSError, FolderBusy) as error:
             logger.warning("blocks of the prefix cache are not written for %.0f s: %s", _PAUSE, error)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -163,6 +164,16 @@ def test_a_disk_that_cannot_be_written_costs_no_block_that_is_there(
     assert tier.nbytes == taken(tmp_path) == TAKEN
 
 
+def test_as_much_of_the_disk_stays_free_as_may_be_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier, free = open_tier(tmp_path, blocks=4), 6 * TAKEN
+
+    def disk_usage(_: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=free - taken(tmp_path))
+
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+    assert [tier.put(key(number), content(number)) for number in range(4)] == [True, True, False, False]
+
+
 def test_a_folder_that_another_process_holds_is_not_waited_for(tmp_path: Path) -> None:
     first, second = FolderBudget(tmp_path, TAKEN), FolderBudget(tmp_path, TAKEN)
     with first._locked(), pytest.raises(FolderBusy):
@@ -225,6 +236,7 @@ def test_a_folder_that_is_removed_is_made_again(tmp_path: Path) -> None:
 _WRITER = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from quire.engine.tiers.disk import DiskTier
 folder, block, limit, first = Path(sys.argv[1]), *map(int, sys.argv[2:])
 tier = DiskTier(folder, "model", block, limit)
