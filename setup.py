@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
+from pathlib import Path
 from typing import Any
 
 from setuptools import Extension, setup
@@ -28,6 +29,15 @@ class ParallelBuild(build_ext):
 
         self.compiler.compile = compile_each
         super().build_extensions()
+
+    def build_extension(self, ext: Extension) -> None:
+        """Compile and link an extension. After a failure there is none, as an earlier one is not of these sources."""
+        try:
+            super().build_extension(ext)
+        except BaseException:
+            for path in (self.get_ext_fullpath(ext.name), self.get_ext_filename(ext.name)):  # the second in the sources
+                Path(path).unlink(missing_ok=True)
+            raise
 
 
 setup(
