@@ -179,6 +179,7 @@ class Engine:
         self.results: dict[str, Result] = {}
         self.preemptions = self.drafted = self.accepted = self.corrupted = 0
         self.items_encoded = self.items_cached = self.steps = 0
+        self.waiting = 0  # requests, as metrics show them
         self.hits = Counter[str]()  # prompt tokens by the tier that had them
 
     def add(
@@ -284,6 +285,7 @@ class Engine:
                 self.accepted += message.stats.accepted_tokens
                 self.corrupted += message.stats.corrupted
                 self.hits.update(message.stats.hits_by_source)
+                self.waiting = message.stats.waiting
                 self.items_encoded += message.stats.item_queries - message.stats.item_hits
                 self.items_cached += message.stats.item_hits
                 for output in message.outputs:

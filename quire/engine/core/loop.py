@@ -582,7 +582,12 @@ class EngineCore:
         elif self._grammars is not None and isinstance(params, SamplingParams) and params.grammar:
             self._preparing.append((message, self._grammars.prepare(message.request_id, params)))
         else:
-            self.scheduler.add(message)
+            self._queue(message)
+
+    def _queue(self, message: AddRequest) -> None:
+        self.scheduler.add(message)
+        if not self.has_work:  # the engine is paused, or the request is loading
+            self._report_idle()
 
     def _extend(self, message: ExtendRequest) -> None:
         if isinstance(self.scheduler, EncoderScheduler):
@@ -617,7 +622,7 @@ class EngineCore:
             if not prepared.done():
                 self._preparing.append((message, prepared))
             elif (error := prepared.exception()) is None:
-                self.scheduler.add(message)
+                self._queue(message)
             else:
                 self._send_refusal(message.request_id, str(error))
                 self._grammars.release(message.request_id)

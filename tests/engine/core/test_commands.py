@@ -45,11 +45,6 @@ def cached(engine: Engine, name: str) -> int:
     return engine.results[name].outputs[0].cached_tokens
 
 
-def waiting(engine: Engine) -> int:
-    """The number of waiting requests that metrics show."""
-    return engine.core._stats().waiting
-
-
 def test_after_a_reset_no_prefix_is_found(folder: Path) -> None:
     engine = Engine(folder)
     before = engine.generate(PROMPT, greedy(8))
@@ -139,7 +134,7 @@ def test_a_paused_engine_goes_on_with_the_same_tokens(folder: Path, in_flight: i
     so_far = list(engine.results["running"].tokens)
     engine.add("new", PROMPT, greedy(20))
     assert not engine.busy
-    assert waiting(engine) == 1
+    assert engine.waiting == 1
     assert engine.results["running"].tokens == so_far
     do(engine, Pause())  # again
     do(engine, Resume())
@@ -156,7 +151,6 @@ def test_an_engine_that_drains_answers_when_all_requests_have_ended(folder: Path
     engine.add("new", [1, 2, 3], greedy(5))
     engine.add("given up", [1, 2, 3], greedy(5))
     engine.abort("given up")
-    assert waiting(engine) == 1
     engine.core._end_drain()
     assert not answers(engine)
     engine.run()
@@ -165,7 +159,7 @@ def test_an_engine_that_drains_answers_when_all_requests_have_ended(folder: Path
     assert engine.results["running"].tokens == expected
     assert not engine.busy
     assert not engine.results["new"].tokens
-    assert waiting(engine) == 1
+    assert engine.waiting == 1
     do(engine, Resume())
     engine.run()
     assert engine.results["new"].tokens == expected
