@@ -390,7 +390,9 @@ async def test_front_ends_before_replicas_answer_as_one_server_and_share_what_is
         async with clients(server, 16) as made:
             tasks = await begun_streams(made, {**ENDLESS, "prompt": "a b c"})
             (load,) = await got(server, "/replicas", 1)
-            assert [replica["requests"] for replica in load.json()["data"]] == [8, 8]
+            requests = [replica["requests"] for replica in load.json()["data"]]
+            assert sum(requests) == 16
+            assert min(requests) >= 4  # front ends that choose at the same moment do not know of each other's choice
             before[1].kill()
             await sooner_or_later(lambda: len(front_ends(server)) == 2 and before[1] not in front_ends(server))
             left = [task for task in tasks if not task.done()]

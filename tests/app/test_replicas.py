@@ -25,11 +25,13 @@ from tests.support.process import ServerProcess, cores_and_ranks, eventually, se
 BODY = {"max_tokens": 100, "temperature": 0, "ignore_eos": True, "stream": True}
 
 
-async def last_event(client: httpx.AsyncClient, index: int, begun: list[int]) -> tuple[dict[str, Any], float]:
+async def last_event(
+    client: httpx.AsyncClient, index: int, begun: list[int], **fields: Any
+) -> tuple[dict[str, Any], float]:
     """The last event of a stream before its end, and when it came."""
     event: dict[str, Any] = {}
     came = 0.0
-    body = {**BODY, "prompt": f"{index} is the number"}
+    body = {**BODY, "prompt": f"{index} is the number", **fields}
     async with client.stream("POST", "/v1/completions", json=body) as answer:
         async for line in answer.aiter_lines():
             if line.startswith("data: {"):
@@ -43,7 +45,7 @@ async def streams_while_one_is_killed(server: ServerProcess, count: int) -> tupl
     """How many streams end how while a replica is killed, and how long the last error took."""
     begun: list[int] = []
     async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE) as client:
-        tasks = [asyncio.create_task(last_event(client, index, begun)) for index in range(count)]
+        tasks = [asyncio.create_task(last_event(client, index, begun, max_tokens=500)) for index in range(count)]
         while len(begun) < count:
             await asyncio.sleep(0.001)
         killed = time.monotonic()
@@ -72,7 +74,7 @@ def engines(client: httpx.Client) -> dict[str, float]:
 def test_replicas_divide_requests_and_one_that_is_killed_ends_only_its_own(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    folder = tiny_model(tmp_path / "tiny")
+    folder = tiny_model(tmp_path / "tiny", max_position_embeddings=1024)
     files = tmp_path_factory.mktemp("server")  # a short path, as sockets need it
     flags = ["--data-parallel-size", "2", "--max-num-seqs", "64", "--max-client-share", "1"]
     with serving(str(folder), *flags, env={"TMPDIR": str(files)}) as server, server.http as client:

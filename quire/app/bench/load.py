@@ -97,8 +97,10 @@ async def generate_load(settings: BenchServe, model: str, on_sample: Callable[[S
 
     def prepare() -> Send:
         body = request_body(settings, model, prompts.next())
-        abort = rng.random() < settings.abort_fraction
-        return lambda session: stream_answer(session, settings, body, abort=abort)
+        # At a random one of the chunks before the middle: a server may send several tokens in each.
+        aborts = rng.random() < settings.abort_fraction
+        chunks = rng.randint(1, max(1, settings.output_len // 2)) if aborts else None
+        return lambda session: stream_answer(session, settings, body, chunks)
 
     return await send_all(settings, rng, prepare, on_sample)
 
@@ -174,9 +176,9 @@ def request_body(settings: BenchServe, model: str, prompt: str | list[dict[str, 
 
 
 async def stream_answer(
-    session: aiohttp.ClientSession, settings: BenchServe, body: dict[str, Any], *, abort: bool = False
+    session: aiohttp.ClientSession, settings: BenchServe, body: dict[str, Any], most_chunks: int | None = None
 ) -> Sample:
-    """Send a request and read its stream. `abort`: close the stream in the middle."""
+    """Send a request and read its stream, which is closed after so many chunks of text."""
     path = "chat/completions" if settings.endpoint == "chat" else "completions"
     sample = Sample()
     started = time.perf_counter()
@@ -187,7 +189,7 @@ async def stream_answer(
                 return sample
             async for line in answer.content:
                 _read(sample, line.decode(errors="replace"), time.perf_counter() - started)
-                if abort and len(sample.arrivals) * 2 >= settings.output_len:
+                if len(sample.arrivals) == most_chunks:
                     sample.aborted = True
                     answer.close()
                     break
