@@ -83,6 +83,16 @@ def shared_routes() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def skipped_environments() -> Iterator[None]:
+    """Settings are not looked for in an environment that has none of them."""
+    from tests.support.settings_sources import skip_empty_environments
+
+    with pytest.MonkeyPatch.context() as patch:
+        skip_empty_environments(patch)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def frozen_objects() -> Iterator[None]:
     """What is frozen after the collection of tests stays so, and nothing else is frozen: see `pytest_collection`.
 
