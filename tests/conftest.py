@@ -26,6 +26,8 @@ os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 for name in [name for name in os.environ if name.startswith("QUIRE_")]:
     del os.environ[name]
 
+_FREEZE = gc.freeze  # tests replace it
+
 # Neither the tests nor the servers that they start use the user's home folder: stored responses, caches, settings. All
 # processes of pytest-xdist have one home, but a store of responses each.
 XDIST_WORKER = os.environ.get("PYTEST_XDIST_WORKER")
@@ -83,6 +85,16 @@ def shared_routes() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def skipped_environments() -> Iterator[None]:
+    """Settings are not looked for in an environment that has none of them."""
+    from tests.support.settings_sources import skip_empty_environments
+
+    with pytest.MonkeyPatch.context() as patch:
+        skip_empty_environments(patch)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def frozen_objects() -> Iterator[None]:
     """What is frozen after the collection of tests stays so, and nothing else is frozen: see `pytest_collection`.
 
@@ -100,6 +112,20 @@ def started_workers(preloaded_workers: Any) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("quire.workers.process._create", preloaded_workers)
         yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Freeze what a file of tests leaves: libraries that it has imported, and their caches.
+
+    Later full collections, of which some tests make many, would look at all of it.
+    """
+    try:
+        return (yield)
+    finally:
+        if nextitem is not None and nextitem.path != item.path:
+            gc.collect()
+            _FREEZE()
 
 
 @pytest.hookimpl(wrapper=True)

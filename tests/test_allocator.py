@@ -64,7 +64,8 @@ def run(script: str, *arguments: str) -> int:
     return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-@pytest.mark.parametrize("megabytes", [24, 40])
+# glibc raises its own threshold to at most 32 MB, so that smaller tensors are the easier case.
+@pytest.mark.parametrize("megabytes", [pytest.param(24, marks=pytest.mark.slow), 40])
 def test_freed_tensors_are_reused_without_page_faults(megabytes: int) -> None:
     pages = 5 * 3 * 256 * megabytes
     assert run(REUSE, str(megabytes)) < pages / 10  # the system may take back a few

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 from PIL import Image, ImageDraw, ImageFont
@@ -93,6 +92,8 @@ def test_it_asks_for_a_picture(client: openai.OpenAI) -> None:
 def test_the_other_apis_and_pages_of_pdf_files_give_the_same_answer(
     server: ServerProcess, client: openai.OpenAI
 ) -> None:
+    import anthropic  # not where each process collects tests: it takes a second
+
     question, answer, picture = "What colour is the circle?", "The circle is red.", base64_of(encoded(shapes()))
     image = {"type": "input_image", "image_url": f"data:image/png;base64,{picture}", "detail": "auto"}
     item: Any = {"role": "user", "content": [image, {"type": "input_text", "text": question}]}

@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
 import numpy as np
 import openai
@@ -127,6 +126,8 @@ async def test_a_request_for_more_than_a_client_may_have_is_invalid(tmp_path: Pa
 
 
 async def test_clients_of_other_apis_know_the_error(tmp_path: Path) -> None:
+    import anthropic  # not where each process collects tests: it takes a second
+
     core = FakeCore()
     core.hold.set()
     async with (

@@ -106,7 +106,7 @@ def test_a_rank_that_is_killed_while_idle_is_noticed_and_the_engine_restarts(tmp
     [
         (signal.SIGTERM, False, 0, "--no-engine-process"),
         (signal.SIGKILL, False, -9, "--engine-process"),
-        (signal.SIGTERM, False, 0, "--engine-process"),
+        pytest.param(signal.SIGTERM, False, 0, "--engine-process", marks=pytest.mark.slow),  # each is above
         pytest.param(signal.SIGINT, True, 130, "--no-engine-process", marks=pytest.mark.slow),
     ],
 )

@@ -315,7 +315,7 @@ def test_a_required_tool_call_is_valid_in_every_format(engine: Engine, name: str
     schemas = {"f": ARGUMENTS, "now": {"type": "object", "properties": {}, "additionalProperties": False}}
     plan = ToolPlan(format=FORMATS[name].constrained, schemas=schemas, required=True, parallel=False)
     grammar = grammar_of(None, SPECIAL_IDS, plan=plan)
-    for text in generate_texts(engine, grammar, 4):
+    for text in generate_texts(engine, grammar, 2):
         parsed = plan.format.parser(schemas).push(text, last=True)
         (call,) = join_calls(parsed.calls)
         jsonschema.validate(json.loads(call.arguments), schemas[call.name or ""])

@@ -49,6 +49,7 @@ from quire.serving.result_memory import ResultMemory
 from quire.tracing.tracing import Tracing
 from tests.support.fake_core import CONTEXT, FakeCore, running_client
 from tests.support.patience import PATIENCE
+from tests.support.shared_routes import STARTED
 from tests.support.tokenizer import write_tokenizer
 
 
@@ -188,6 +189,7 @@ async def running_server(
             options.max_client_share,
             utterance_trace=nullcontext if tracing is None else tracing.utterance,
         )
+        STARTED.set(state)
         routes = create_routes(state, ResponseService(state, store, tool_servers), options)
         app = create_app(routes, state, metrics, sessions, options, keys, options, tracing)
         connections = Connections(options)

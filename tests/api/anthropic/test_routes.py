@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import pytest
 
 from tests.support.process import serving
+
+if TYPE_CHECKING:
+    import anthropic
 
 WEATHER: Any = {
     "name": "get_weather",
@@ -21,6 +23,8 @@ NAME = "claude-alias"
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[anthropic.Anthropic]:
+    import anthropic  # not where each process collects tests: it takes a second
+
     with (
         serving("--served-model-name", NAME, "--api-key", "secret") as server,
         anthropic.Anthropic(base_url=server.url, api_key="secret", max_retries=0) as opened,
@@ -123,6 +127,8 @@ def test_counts_as_it_will_be_counted(client: anthropic.Anthropic) -> None:
 
 
 def test_errors_are_those_that_the_client_knows(client: anthropic.Anthropic) -> None:
+    import anthropic
+
     with pytest.raises(anthropic.NotFoundError) as missing:
         client.messages.create(model="missing", max_tokens=5, messages=[{"role": "user", "content": "hi"}])
     assert missing.value.body == {

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
 import numpy as np
 import openai
@@ -242,6 +241,8 @@ async def openai_client(server: Server) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 async def test_through_the_clients_of_openai_and_anthropic(tmp_path: Path) -> None:
+    import anthropic  # not where each process collects tests: it takes a second
+
     core = PictureCore()
     async with picture_server(tmp_path, core) as server:
         async with openai_client(server) as client:
@@ -358,33 +359,38 @@ def png(width: int, height: int, data: bytes = b"") -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
 
 
-HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
-    "truncated": (image_url(painted("red", (64, 64))[:-40]), "broken"),
-    "bomb": (image_url(png(20_000, 20_000)), "--max-image-pixels"),
-    "svg": (image_url(b"<svg xmlns='http://www.w3.org/2000/svg'/>"), "SVG"),
-    "html": (image_url(b"<html>" * 9), "not a picture"),
-    "pdf": (image_url(pdf("a")), "PDF"),
-    "empty": (image_url(b""), "The content is empty"),
-    "not base64": ({"type": "image_url", "image_url": {"url": "data:image/png;base64,!!"}}, "not valid base64"),
-    "data url of text": ({"type": "image_url", "image_url": {"url": "data:image/png,AA"}}, "data:TYPE;base64,CONTENT"),
-    "http": ({"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}, "This server fetches no URLs"),
-    "file": ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, "This server reads no files"),
-    "number": ({"type": "image_url", "image_url": {"url": 5}}, "`image_url` must be"),
-    "nothing": ({"type": "image_url"}, "`image_url` must be"),
-    "detail": ({"type": "image_url", "image_url": {"url": "data:", "detail": "huge"}}, "`detail` must be one of"),
-    "id": ({"type": "input_image", "file_id": "f"}, "no file 'f'"),
-    "source": ({"type": "image", "source": {"type": "file", "file_id": "f"}}, "no file 'f'"),
-    "video": ({"type": "video_url", "video_url": {"url": "data:"}}, "accepts text and pictures only"),
-    "audio": ({"type": "input_audio", "input_audio": {"data": "AA"}}, "accepts text and pictures only"),
-    "long": (image_url(painted("red", (2000, 2))), "longer edge"),
-    "bomb in a pdf": ({"type": "file", "file": {"file_data": base64_of(stream_bomb())}}, "The PDF file"),
-}
+def hostile() -> dict[str, tuple[dict[str, Any], str]]:
+    """What cannot be seen, and a part of what is said about it."""
+    return {
+        "truncated": (image_url(painted("red", (64, 64))[:-40]), "broken"),
+        "bomb": (image_url(png(20_000, 20_000)), "--max-image-pixels"),
+        "svg": (image_url(b"<svg xmlns='http://www.w3.org/2000/svg'/>"), "SVG"),
+        "html": (image_url(b"<html>" * 9), "not a picture"),
+        "pdf": (image_url(pdf("a")), "PDF"),
+        "empty": (image_url(b""), "The content is empty"),
+        "not base64": ({"type": "image_url", "image_url": {"url": "data:image/png;base64,!!"}}, "not valid base64"),
+        "data url of text": (
+            {"type": "image_url", "image_url": {"url": "data:image/png,AA"}},
+            "data:TYPE;base64,CONTENT",
+        ),
+        "http": ({"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}, "This server fetches no URLs"),
+        "file": ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, "This server reads no files"),
+        "number": ({"type": "image_url", "image_url": {"url": 5}}, "`image_url` must be"),
+        "nothing": ({"type": "image_url"}, "`image_url` must be"),
+        "detail": ({"type": "image_url", "image_url": {"url": "data:", "detail": "huge"}}, "`detail` must be one of"),
+        "id": ({"type": "input_image", "file_id": "f"}, "no file 'f'"),
+        "source": ({"type": "image", "source": {"type": "file", "file_id": "f"}}, "no file 'f'"),
+        "video": ({"type": "video_url", "video_url": {"url": "data:"}}, "accepts text and pictures only"),
+        "audio": ({"type": "input_audio", "input_audio": {"data": "AA"}}, "accepts text and pictures only"),
+        "long": (image_url(painted("red", (2000, 2))), "longer edge"),
+        "bomb in a pdf": ({"type": "file", "file": {"file_data": base64_of(stream_bomb())}}, "The PDF file"),
+    }
 
 
 async def test_what_cannot_be_seen_is_refused(tmp_path: Path, subtests: pytest.Subtests) -> None:
     core = PictureCore()
     async with picture_server(tmp_path, core) as server:
-        for name, (part, reason) in HOSTILE.items():
+        for name, (part, reason) in hostile().items():
             with subtests.test(name):
                 error = await refused(server, asked(image_url(RED), part))
                 assert reason in error["message"]

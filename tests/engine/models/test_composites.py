@@ -18,7 +18,7 @@ from tests.support.engine import Engine, greedy, load, random_prompt
 from tests.support.oracle import change_weights
 from tests.support.vision_models import COMPOSITES, make_composite, save_composite, text_types
 
-TOKENS = 12
+TOKENS = 6
 EMBEDS = {"colpali", "colqwen2"}  # types of models that do not generate
 NEEDS_TIMM = "gemma3n"  # to be made by transformers; its text is compared in test_layer_inputs.py
 

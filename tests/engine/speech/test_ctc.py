@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from quire.multimodal.audio.items import make_item
 from tests.support.audio import voice
 from tests.support.ctc import KINDS, expected_positions, make_ctc, save_ctc
 from tests.support.engine import Engine, greedy
+from tests.support.variants import slow_but
 
 TASK = PoolingParams(task="ctc")
 LENGTHS = (1600, 700, 16_000, 40_000, 5003)
@@ -49,7 +51,16 @@ def folder(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_ctc(model, tmp_path_factory.mktemp("ctc"))
 
 
-@pytest.mark.parametrize("device", ["cpu", "reference"])
+@pytest.mark.parametrize(
+    ("model", "device"),
+    slow_but(
+        product(KINDS, ["cpu", "reference"]),
+        *((kind, "cpu") for kind in KINDS),
+        ("wav2vec2, norms first", "reference"),
+        ("parakeet", "reference"),
+    ),
+    indirect=["model"],
+)
 def test_tokens_equal_transformers(model: Any, folder: Path, device: str) -> None:
     """All files together, and each alone."""
     engine = Engine(folder, model=ModelOptions(device=device))

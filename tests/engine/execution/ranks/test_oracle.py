@@ -20,22 +20,22 @@ from tests.support.parallel import EP, PP, TP, running
 
 TOKENS = 10
 CASES = [
-    ("llama", {"vocab_size": 301}, TP),
+    pytest.param("llama", {"vocab_size": 301}, TP, marks=pytest.mark.slow),  # as the next, untied
     ("llama-biased-tied", {"vocab_size": 301}, TP),
     ("llama", {}, {"tensor_parallel_size": 4}),  # two KV heads
     ("qwen3", {"tie_word_embeddings": True}, TP),
     ("phi3", {}, TP),  # fused projections
     ("gemma2", {}, TP),
-    ("gemma3", {}, PP),
+    pytest.param("gemma3", {}, PP, marks=pytest.mark.slow),  # stages: in phi3-longrope
     ("qwen3_moe", {}, EP),
     ("gpt_oss", {}, EP),
     ("deepseek_v3", {}, EP),
-    ("deepseek_v3", {}, PP),
+    pytest.param("deepseek_v3", {}, PP, marks=pytest.mark.slow),  # and in test_pipeline.py and test_invariance.py
     ("gpt2", {}, TP),  # positions, transposed weights
     ("bloom", {}, TP),  # ALiBi, interleaved projections
     ("falcon", {}, TP),  # one key head
     ("phi3-longrope", {}, PP),
-    ("llama-biased-tied", {}, {**TP, **PP}),
+    pytest.param("llama-biased-tied", {}, {**TP, **PP}, marks=pytest.mark.slow),  # both: in test_pipeline.py
     pytest.param("qwen2_moe", {}, EP, marks=pytest.mark.slow),
     *(
         pytest.param(case, {}, TP, marks=pytest.mark.slow)
