@@ -265,6 +265,14 @@ INLINE Ints dot_bytes(Ints total, Ints weights, int32_t x) {
 #endif
 }
 
+// Computes a sum before what comes next is loaded. The compiler would load the inputs of all quads first, and keep them in
+// memory: products of several rows took 1.7 times as long.
+INLINE void compute_now([[maybe_unused]] Ints &sum) {
+#if defined(HAVE_AVX512)
+    asm volatile("" : "+v"(sum) : : "memory");
+#endif
+}
+
 template <int rows>
 INLINE void finish_vectors(TileSums<rows> &) {}
 
@@ -286,7 +294,10 @@ INLINE void PartSums<kind, quads, rows>::compute(const uint8_t *codes, int first
             if (quad < fetches) prefetch.fetch();
 #pragma GCC unroll 12
             for (int row = 0; row < rows; row++)
-                for (int v = 0; v < vectors; v++) sums[row][v] = dot_bytes<wide>(sums[row][v], unpacked[v], inputs[row]);
+                for (int v = 0; v < vectors; v++) {
+                    sums[row][v] = dot_bytes<wide>(sums[row][v], unpacked[v], inputs[row]);
+                    compute_now(sums[row][v]);
+                }
         }
     }
 }
