@@ -89,13 +89,13 @@ def decode_kernel(
             KEY_DIM, KEY_MAIN, KEY_TAIL, VALUE_DIM, VALUE_MAIN, VALUE_TAIL, PAGE_SIZE, PAGE_TYPE, BLOCK_N,
             SHARED, False, False, SOFTCAP, ALIBI, False, False, INTERPRETED,
         )  # fmt: skip
+        if HEAD_SCALES:  # here, as `reduce_kernel` does not know them
+            acc, acc_tail = acc * value_scale, acc_tail * value_scale
         if SINGLE:
             rows = out + row * out_row + head * out_head
-            factor = (normalizer(top, total, sink, SINKS) * value_scale)[:, None]
+            factor = (normalizer(top, total, sink, SINKS) * (1.0 if HEAD_SCALES else value_scale))[:, None]
             acc, acc_tail = acc * factor, acc_tail * factor
         else:
-            if HEAD_SCALES:  # here, as `reduce_kernel` does not know them
-                acc, acc_tail = acc * value_scale, acc_tail * value_scale
             place = ((row * slots + split) * kv_heads + kv_head) * GROUP  # adjacent heads have one address
             rows = parts + place * VALUE_DIM + member * VALUE_DIM
             tl.store(stats + place * 2 + member * 2, top, mask=stored)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -51,6 +51,16 @@ def check(q: Tensor, cached: Cached, arguments: dict[str, Any], reference: Atten
     pages=st.sampled_from([*PAGES, HEAD_SCALES]),
     which=st.sampled_from(FEATURES),
     seed=st.integers(0, 1000),
+)
+@example(  # the shorter one alone has a single split
+    lengths=[2, 257],
+    heads=(4, 4),
+    dims=(32, 32),
+    block_size=16,
+    dtype=torch.float32,
+    pages=HEAD_SCALES,
+    which="",
+    seed=0,
 )
 def test_decode_equals_its_reference(
     device: torch.device,
