@@ -40,10 +40,13 @@ class ForkedProcess:
     """A process of the command, with those methods of `subprocess.Popen` that tests use."""
 
     def __init__(self, reports: socket.socket) -> None:
+        self._reports = reports
         self.pid = int(reports.recv(16))
         self.returncode: int | None = None
-        self._reports = reports
         self._receiving = threading.Lock()
+
+    def __del__(self) -> None:
+        self._reports.close()  # nobody waits for the end any more
 
     def poll(self) -> int | None:
         """The exit status, that of a signal being negative; None while it runs."""
@@ -152,7 +155,8 @@ def _supervise(files: list[int], reporter: int) -> None:
         os.close(descriptor)
     os.write(reporter, str(pid).encode())
     status = os.waitpid(pid, 0)[1]
-    os.write(reporter, str(status).encode())
+    with suppress(BrokenPipeError):  # nobody waits for it
+        os.write(reporter, str(status).encode())
     os._exit(0)
 
 
