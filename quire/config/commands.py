@@ -259,7 +259,9 @@ class BenchServe(Command):
     )
     prefix_len: NonNegativeInt = Field(0, description="length of the shared prefix of all prompts, in words")
     output_len: PositiveInt = Field(128, description="tokens to generate per request")
-    abort_fraction: Fraction = Field(0.0, description="fraction of streams that the client aborts midway")
+    abort_fraction: Fraction = Field(
+        0.0, description="fraction of streams that the client aborts, at a random chunk of the first half"
+    )
     ignore_eos: Flag = Field(
         True, description="generate output-len tokens even if the model emits an end token earlier"
     )

@@ -52,7 +52,7 @@ class Sample:
 
     Attributes:
         arrivals: times of the chunks with text.
-        aborted: the client closed the stream midway, because of --abort-fraction.
+        aborted: the client closed the stream before its end, because of --abort-fraction.
     """
 
     arrivals: list[float] = field(default_factory=list)
@@ -97,10 +97,10 @@ async def generate_load(settings: BenchServe, model: str, on_sample: Callable[[S
 
     def prepare() -> Send:
         body = request_body(settings, model, prompts.next())
-        # At a random one of the chunks before the middle: a server may send several tokens in each.
         aborts = rng.random() < settings.abort_fraction
-        chunks = rng.randint(1, max(1, settings.output_len // 2)) if aborts else None
-        return lambda session: stream_answer(session, settings, body, chunks)
+        # Not always the middle one: a server may send several tokens in a chunk, and then fewer chunks.
+        most_chunks = rng.randint(1, max(1, settings.output_len // 2)) if aborts else None
+        return lambda session: stream_answer(session, settings, body, most_chunks)
 
     return await send_all(settings, rng, prepare, on_sample)
 
@@ -178,7 +178,7 @@ def request_body(settings: BenchServe, model: str, prompt: str | list[dict[str, 
 async def stream_answer(
     session: aiohttp.ClientSession, settings: BenchServe, body: dict[str, Any], most_chunks: int | None = None
 ) -> Sample:
-    """Send a request and read its stream, which is closed after so many chunks of text."""
+    """Send a request and read its stream. `most_chunks`: close it after so many chunks of text; None: never."""
     path = "chat/completions" if settings.endpoint == "chat" else "completions"
     sample = Sample()
     started = time.perf_counter()

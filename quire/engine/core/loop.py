@@ -585,6 +585,7 @@ class EngineCore:
             self._queue(message)
 
     def _queue(self, message: AddRequest) -> None:
+        """Add a request to the scheduler, and report that it waits if no step will."""
         self.scheduler.add(message)
         if not self.has_work:  # the engine is paused, or the request is loading
             self._report_idle()

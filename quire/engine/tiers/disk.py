@@ -92,7 +92,7 @@ class DiskTier(Tier):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # somebody may have removed the model's
             left = min(_LEFT_FREE, self._budget.limit)
             if shutil.disk_usage(path.parent).free < nbytes + left:
-                raise OSError(f"less than {left >> 20} MiB of the disk are free")
+                raise OSError(f"less than {left >> 10} KiB of the disk are free")
             self._forget(self._budget.add(nbytes, lambda: self._write(path, key, data)))
         except (OSError, FolderBusy) as error:
             logger.warning("blocks of the prefix cache are not written for %.0f s: %s", _PAUSE, error)

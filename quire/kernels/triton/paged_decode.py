@@ -89,7 +89,7 @@ def decode_kernel(
             KEY_DIM, KEY_MAIN, KEY_TAIL, VALUE_DIM, VALUE_MAIN, VALUE_TAIL, PAGE_SIZE, PAGE_TYPE, BLOCK_N,
             SHARED, False, False, SOFTCAP, ALIBI, False, False, INTERPRETED,
         )  # fmt: skip
-        if HEAD_SCALES:  # here, as `reduce_kernel` does not know them
+        if HEAD_SCALES:  # before the normalizer, as `reduce_kernel` does not know them
             acc, acc_tail = acc * value_scale, acc_tail * value_scale
         if SINGLE:
             rows = out + row * out_row + head * out_head
