@@ -149,19 +149,23 @@ def test_ranks_on_other_addresses_notice_that_transfers_are_aborted(tmp_path: Pa
 @pytest.mark.parametrize(("tensor_size", "stages"), [(1, 2), (1, 4), (2, 3), (3, 1)])
 def test_all_ranks_connect(tmp_path: Path, tensor_size: int, stages: int) -> None:
     """None waits for one that waits for it; hidden states pass through all stages, and logits come back."""
+    all_received = Barrier(tensor_size * stages)
 
     def run(rank: int) -> float:
         groups = RankGroups.of(Placement(rank, tensor_size, stages))
-        groups.connect(FileRendezvous(tmp_path), torch.device("cpu"))
-        x = torch.zeros(2, 2) if groups.previous is None else groups.previous.receive((2, 2), torch.float32)
-        x = x + 1 if groups.tensor is None else groups.tensor.all_reduce((x + 1) / tensor_size)
-        if groups.next is not None:
-            groups.next.send(x)
-        if groups.logits is not None and rank:
-            groups.logits.send(x)
-        elif groups.logits is not None:
-            x = groups.logits.receive((2, 2), torch.float32)
-        groups.close()
+        try:
+            groups.connect(FileRendezvous(tmp_path), torch.device("cpu"))
+            x = torch.zeros(2, 2) if groups.previous is None else groups.previous.receive((2, 2), torch.float32)
+            x = x + 1 if groups.tensor is None else groups.tensor.all_reduce((x + 1) / tensor_size)
+            if groups.next is not None:
+                groups.next.send(x)
+            if groups.logits is not None and rank:
+                groups.logits.send(x)
+            elif groups.logits is not None:
+                x = groups.logits.receive((2, 2), torch.float32)
+            all_received.wait(60)  # a link that is closed drops what the other rank has not received
+        finally:
+            groups.close()  # after an error too: the other ranks would wait for this one
         return round(float(x.mean()), 3)
 
     with ThreadPoolExecutor(tensor_size * stages) as threads:
