@@ -335,9 +335,9 @@ def _packed(weight: GroupedWeight, bits: int, added: int, sections: Sequence[Ten
     size_out, size_in = weight.shape
     blocks = -(-size_in // _BLOCK)
     words = blocks * _BLOCK * bits // 32 * PANEL
-    widths = [words, *(section.shape[1] for section in sections)]
+    widths = [*(section.shape[1] for section in sections), words]
     data = torch.empty(-(-size_out // PANEL), sum(widths), dtype=torch.int32)
-    codes, *places = data.split(widths, 1)
+    *places, codes = data.split(widths, 1)
     for into, section in zip(places, sections, strict=True):
         into.copy_(section)
     padding = blocks * _BLOCK * weight.bits // 8 - weight.codes.shape[1]
@@ -365,4 +365,4 @@ def _words_of_bytes(codes: Tensor, bits: int) -> Tensor:
     pairs = lower[:, :, 0::2] | lower[:, :, 1::2] << 4
     first, second, third, fourth = upper.unbind(2)
     top = first | second << 2 | third << 4 | fourth << 6
-    return torch.cat((pairs, top[:, :, None]), 2).flatten(1).view(torch.int32)
+    return torch.cat((top[:, :, None], pairs), 2).flatten(1).view(torch.int32)

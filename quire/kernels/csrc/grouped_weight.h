@@ -1,13 +1,13 @@
 // Weights of 4, 6 or 8 bits whose groups of inputs share a scale, in panels of 32 outputs: a weight is
 // (code - offset) * scale + minimum, both times the output's factor, which is a power of two.
 //
-// A panel is one stretch of memory: codes, scales, minimums if there are any. Codes are unsigned, in steps of 16 inputs. A
+// A panel is one stretch of memory: scales, minimums if there are any, codes. Codes are unsigned, in steps of 16 inputs. A
 // step is four quads of inputs, and a quad is 32 words, whose bytes are the codes of four inputs for an output.
 //   8 bits: the quads.
 //   4 bits: quads 0 and 1 in the lower and the upper halves of the same bytes, then quads 2 and 3 likewise. With a table
 //           its 16 bytes are the codes.
-//   6 bits: the lower four bits as with 4 bits; then 32 words whose bytes have the upper two bits of all quads, those of
-//           quad q in bits 2q and 2q + 1.
+//   6 bits: 32 words whose bytes have the upper two bits of all quads, those of quad q in bits 2q and 2q + 1; then the lower
+//           four bits as with 4 bits.
 // Scales and minimums are float16 (groups, 32); or int8 (groups, 32), padded to whole lines, with a float16 factor for
 // each SUPER inputs behind them: (ceil(size_in / SUPER), 32).
 #pragma once
@@ -99,8 +99,8 @@ struct GroupedWeight {
         return w;
     }
     GroupedPanel panel(int64_t index) const {
-        const uint8_t *codes = data + index * panel_bytes;
-        return {codes, rows_at(codes + code_bytes), rows_at(codes + code_bytes + scale_bytes)};
+        const uint8_t *scales = data + index * panel_bytes, *minimums = scales + scale_bytes;
+        return {data + (index + 1) * panel_bytes - code_bytes, rows_at(scales), rows_at(minimums)};
     }
 
     const uint8_t *data;
@@ -142,11 +142,12 @@ INLINE Ints look_up(Ints table, Ints indices) {
 template <Codes kind>
 INLINE Ints unpack(const uint8_t *step, int quad, int half, Ints table) {
     if constexpr (kind == Codes::EIGHT) return load_ints(step + quad * 128 + half * 64);
-    Words packed = (Words)load_ints(step + quad / 2 * 128 + half * 64);
+    constexpr int64_t lower = kind == Codes::SIX ? 128 : 0;
+    Words packed = (Words)load_ints(step + lower + quad / 2 * 128 + half * 64);
     Ints codes = (Ints)(quad % 2 ? packed >> 4 : packed) & 0x0f0f0f0f;
     if constexpr (kind == Codes::TABLE) return look_up(table, codes);
     if constexpr (kind == Codes::SIX) {
-        Words upper = (Words)load_ints(step + 256 + half * 64);
+        Words upper = (Words)load_ints(step + half * 64);
         upper = quad == 0 ? upper << 4 : quad == 1 ? upper << 2 : quad == 3 ? upper >> 2 : upper;
         codes |= (Ints)(upper & 0x30303030);
     }

@@ -13,6 +13,7 @@ constexpr int64_t MAX_ROWS = 5;  // whose sums for one vector of outputs fit int
 #else
 constexpr int64_t MAX_ROWS = 12;  // whose sums for two vectors do
 #endif
+constexpr int64_t FEW_ROWS = 4;                 // that bfloat16 weights are read in order for; see Tiling
 constexpr int64_t L2_WEIGHT_BYTES = 768 << 10;  // weights that stay in a core's second-level cache
 constexpr int64_t SMALL_BATCH = 64;             // rows up to which reading the weights dominates
 constexpr int64_t ITEMS_PER_THREAD = 48;        // of work, so that all threads end at about the same time
@@ -32,10 +33,15 @@ inline int64_t panels_per_item(int64_t panels, int64_t limit) {
 // panels, which stays in the cache while the rows of a chunk are multiplied with it. Where groups are few, there are
 // several chunks of rows: with three items for each thread, one that the system delays would let the others wait long.
 // Threads work on the chunks of a group side by side, so that each of them reads the group once.
+//
+// With few rows, memory sets the pace, and the processor fetches ahead by itself of what is read in order: faster than by
+// instructions, of which a core has only some under way. An item is a run of panels then, long ones first.
 struct Tiling {
     int64_t rows, panels, packed_bytes, row_bytes, tiles, tile, group, chunks, items;
-    const char *following;  // weight that is read after this one, or null
-    Tiling(int64_t rows, int64_t size_out, int64_t packed_bytes, int64_t row_bytes, int64_t max_rows,
+    const char *following;      // weight that is read after this one, or null
+    std::vector<int64_t> runs;  // with few rows: the first panel of each item, and the number of panels; else empty
+    // few_rows: up to which panels are read in order. A tile has at least as many.
+    Tiling(int64_t rows, int64_t size_out, int64_t packed_bytes, int64_t row_bytes, int64_t max_rows, int64_t few_rows,
            const char *const *following = nullptr)
         : rows(rows), panels((size_out + PANEL - 1) / PANEL), packed_bytes(packed_bytes), row_bytes(row_bytes),
           tiles((rows + max_rows - 1) / max_rows), tile((rows + tiles - 1) / tiles),
@@ -44,6 +50,11 @@ struct Tiling {
         int64_t groups = (panels + group - 1) / group;
         chunks = std::clamp<int64_t>(ITEMS_PER_THREAD * pool_threads() / groups, 1, std::max<int64_t>(1, tiles / CHUNK_TILES));
         items = groups * chunks;
+        if (rows > few_rows) return;
+        for (int64_t panel = 0; panel < panels; panel += std::max<int64_t>(1, (panels - panel) / (2 * pool_threads())))
+            runs.push_back(panel);
+        items = int64_t(runs.size());
+        runs.push_back(panels);
     }
     // Where a panel is. Those after the last one are of the following weight, as if its panels had the same size: null if
     // there is none.
@@ -53,10 +64,17 @@ struct Tiling {
     }
     // Calls body(first row, rows, panel, prefetch) for all tiles and panels of an item. The prefetch is of the same panel
     // of the next item, if its group is another: all of it if there is one tile, else one half beside each of the first
-    // two tiles. The last items prefetch the first panels of the following weight. A tile's first panel prefetches the rows
+    // two tiles. The last panels prefetch the first ones of the following weight. A tile's first panel prefetches the rows
     // of the next tile if there is nothing else to prefetch.
     template <class Body>
     void for_each(int64_t item, int64_t next, const char *x, const char *weight, Body body) const {
+        if (!runs.empty()) {
+            for (int64_t panel = runs[item]; panel < runs[item + 1]; panel++) {
+                int64_t then = panel + pool_threads();
+                body(0, rows, panel, PrefetchStream{then < panels ? nullptr : panel_at(weight, then), 2 * LINE});
+            }
+            return;
+        }
         int64_t first = item / chunks * group, end = std::min(panels, first + group), skipped = next / chunks * group - first;
         int64_t chunk = item % chunks, begin = chunk * tiles / chunks, after = (chunk + 1) * tiles / chunks;
         for (int64_t t = begin; t < after && t * tile < rows; t++)

@@ -7,9 +7,10 @@ constexpr int64_t SERIAL = 16384;  // elements below which other threads cost mo
 // Memory that is prefetched to the second-level cache while other work is done, `step` bytes at a time. Each call
 // prefetches two lines even if the step is one: a second prefetch of a line costs nothing that can be measured.
 struct PrefetchStream {
-    const char *at;
-    int64_t step;  // bytes, one or two lines
+    const char *at;  // null: nothing is prefetched
+    int64_t step;    // bytes, one or two lines
     void fetch() {
+        if (!at) return;
         __builtin_prefetch(at, 0, 2);
         __builtin_prefetch(at + LINE, 0, 2);
         at += step;

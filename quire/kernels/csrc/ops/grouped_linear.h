@@ -315,6 +315,16 @@ INLINE Floats load_scale(const ScaleRows &scales, int64_t group, int half) {
     return rows > 1 ? load_decoded<Floats>(scales, group, half) : scales.load<coded>(group, half);
 }
 
+// Reads what lies before a panel's codes at once: scales that were read between codes would end the order in which memory is
+// read, and with it what the processor fetches ahead. Decoding them for several rows does the same.
+INLINE void read_lines(const uint8_t *from, const uint8_t *to) {
+    for (; from < to; from += LINE) {
+        uint32_t word;
+        std::memcpy(&word, from, sizeof word);
+        asm volatile("" : : "r"(word));
+    }
+}
+
 // Adds minimums times sums of inputs (groups, rows), for the panel's outputs of some vectors, the first of which is `first`.
 template <bool halves, bool coded, int rows, int vectors>
 INLINE void add_minimums(const GroupedWeight &w, ScaleRows minimums, const float *sums, int first, PrefetchStream &prefetch,
@@ -357,6 +367,7 @@ void grouped_matmul(const GroupedWeight &w, const int32_t *words, const float *s
     TileSums<rows> totals;
 #pragma GCC unroll 12
     for (int row = 0; row < rows; row++) totals.values[row][0] = totals.values[row][1] = broadcast(0.0f);
+    if (rows == 1) read_lines(panel.scales.at, panel.codes);
     for (int first = 0; first < 2 && w.minimums; first += Products::vectors)
         add_minimums<halves, coded, rows, Products::vectors>(w, panel.minimums, sums, first, prefetch, totals);
     Ints table{};
@@ -500,7 +511,7 @@ template <class T, class Out>
 void grouped_linear(const GroupedLinear &a) {
     const GroupedWeight &w = a.weight;
     int64_t row_words = w.blocks * BLOCK_WORDS, row_sums = w.minimums ? w.groups : 0;
-    Tiling tiling(a.rows, w.size_out, w.panel_bytes, row_words * int64_t(sizeof(int32_t)), MAX_GROUPED_ROWS, a.following);
+    Tiling tiling(a.rows, w.size_out, w.panel_bytes, row_words * int64_t(sizeof(int32_t)), MAX_GROUPED_ROWS, 1, a.following);
     WorkItems items(tiling.items);
     std::unique_ptr<int32_t[]> x(new int32_t[a.rows * row_words]);
     std::unique_ptr<float[]> sums(new float[a.rows * row_sums]);

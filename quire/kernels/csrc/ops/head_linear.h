@@ -69,7 +69,7 @@ template <class T>
 void head_linear(const HeadLinear &a) {
     typedef typename T::Element Element;
     int64_t panel_words = a.words * PANEL;
-    Tiling tiling(a.rows, a.heads * a.panels * PANEL, panel_words * sizeof(uint32_t), a.x_stride * sizeof(Element), MAX_ROWS);
+    Tiling tiling(a.rows, a.heads * a.panels * PANEL, panel_words * sizeof(uint32_t), a.x_stride * sizeof(Element), MAX_ROWS, FEW_ROWS);
     WorkItems items(tiling.items);
     std::vector<HeadRows<T>> buffers;
     for (int threads = pool_threads(); threads > 0; threads--) buffers.emplace_back(a);

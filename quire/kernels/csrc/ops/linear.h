@@ -36,7 +36,7 @@ REGISTER_OP(Linear);
 template <class Out>
 void linear(const Linear &a) {
     DealiasedRows x(a.x, a.rows, a.size_in, a.x_stride);
-    Tiling tiling(a.rows, a.size_out, a.size_in * PANEL * 2, x.stride * 2, MAX_ROWS, a.following);
+    Tiling tiling(a.rows, a.size_out, a.size_in * PANEL * 2, x.stride * 2, MAX_ROWS, FEW_ROWS, a.following);
     WorkItems items(tiling.items);
     const char *weight = (const char *)a.weight;
     auto body = [&](int64_t row, int64_t rows, int64_t panel, PrefetchStream prefetch) {
