@@ -260,6 +260,45 @@ def test_unigrams() -> None:
     assert got.encode("ello").tokens == ["<s>", "\u2581", "ell", "o", "</s>"]
 
 
+# Names that mean a separator where files do not say it, what files say, and the special tokens of a pair.
+PAIRS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "XLM-RoBERTa": ({"model": "t5"}, ["<s>", "A", "</s>", "</s>", "B", "</s>"]),
+    "XLM-RoBERTa, said": ({"model": "t5", "add_sep_token": True}, ["<s>", "A", "</s>", "</s>", "B", "</s>"]),
+    "one separator": ({"model": "t5", "add_sep_token": False}, ["<s>", "A", "</s>", "B", "</s>"]),
+    "RoBERTa": ({"pre": "roberta-bpe"}, ["<s>", "A", "</s>", "</s>", "B", "</s>"]),
+    "Jina's reranker": (
+        {"pre": "jina-v1-en", "architecture": "jina-bert-v2"},
+        ["<s>", "A", "</s>", "</s>", "B", "</s>"],
+    ),
+    "ModernBERT": (
+        {"pre": "modern-bert", "architecture": "modern-bert", "add_sep_token": True},
+        ["<s>", "A", "</s>", "B", "</s>"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PAIRS)
+def test_pairs_of_texts(case: str) -> None:
+    """A reranker's query and document, with the types of RoBERTa, which has one."""
+    metadata, expected = PAIRS[case]
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", "\u2581A" if metadata.get("model") == "t5" else "A", "B", "\u2581B"]
+    got = read(
+        **{"model": "gpt2", "merges": [], **metadata},
+        tokens=tokens,
+        scores=[-float(index) for index in range(len(tokens))],
+        token_type=[3, 3, 3, 2, 1, 1, 1],
+        bos_token_id=0,
+        eos_token_id=2,
+        seperator_token_id=2,
+        unknown_token_id=3,
+        add_bos_token=True,
+        add_eos_token=True,
+    )
+    encoding = got.encode("A", "B")
+    assert [token.removeprefix("\u2581") for token in encoding.tokens] == expected
+    assert set(encoding.type_ids) == {0}
+
+
 def test_chat_templates_and_ends_of_texts() -> None:
     original = trained("qwen2")
     templates = {

@@ -55,15 +55,18 @@ class PreTokenizer:
         normalizer: of the text before; None: there is none.
         ignore_merges: a word that is a token is that token, whatever merges say.
         adds_bos: texts begin with the token of the beginning, unless the file says otherwise.
+        adds_sep: a separator is before the second text of a pair, unless the file says otherwise.
     """
 
     steps: Sequence[Step]
     normalizer: Step | None = None
     ignore_merges: bool = False
     adds_bos: bool = False
+    adds_sep: bool = False
 
 
 _GPT2 = PreTokenizer((_GPT2_STEP,))
+_ROBERTA = PreTokenizer((_GPT2_STEP,), adds_sep=True)
 _LLAMA3 = PreTokenizer((_split(_words(r"\p{N}{1,3}")), _BYTES), ignore_merges=True, adds_bos=True)
 _CL100K = PreTokenizer(_LLAMA3.steps)
 _GLM4 = PreTokenizer(_LLAMA3.steps, ignore_merges=True)
@@ -183,8 +186,8 @@ _EXAONE_MOE = PreTokenizer(
 )
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **dict.fromkeys(("gpt-2", "phi-2", "mellum", "gigachat", "a.x-4.0", "exaone4", "trillion"), _GPT2),
-    **dict.fromkeys(("jina-es", "jina-de", "jina-v2-es", "jina-v2-de", "jina-v1-en", "jina-v2-code"), _GPT2),
-    **dict.fromkeys(("roberta-bpe", "jais", "granite-docling"), _GPT2),
+    **dict.fromkeys(("jina-es", "jina-de", "jina-v2-es", "jina-v2-de", "jais", "granite-docling"), _GPT2),
+    **dict.fromkeys(("jina-v1-en", "jina-v2-code", "roberta-bpe"), _ROBERTA),
     **dict.fromkeys(("mpt", "olmo", "modern-bert"), PreTokenizer((_GPT2_STEP,), NFC)),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0"), _LLAMA3),
     **dict.fromkeys(("lfm2", "jina-v5-nano"), _LLAMA3),
