@@ -51,7 +51,8 @@ def test_jinas_rerankers(qk_norm: bool, is_named: bool, tmp_path: Path) -> None:
 
 def test_an_embedder_is_no_reranker(tmp_path: Path) -> None:
     with pytest.raises(
-        WeightMismatch, match=r"weights missing from the checkpoint: .*classifier\.out_proj\.weight or classifier\.weight"
+        WeightMismatch,
+        match=r"weights missing from the checkpoint: .*classifier\.out_proj\.weight or classifier\.weight",
     ):
         Engine(JinaBert().save(tmp_path), model=ModelOptions(task="score"))
 

@@ -108,6 +108,13 @@ DECODERS: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {"num_hidden_layers": 2},
     "hunyuan_v1_moe": {"num_hidden_layers": 2, "moe_topk": 2},
     "llama4": _LLAMA4,
+    "minimax": {
+        "num_hidden_layers": 8,
+        "layer_types": ["linear_attention"] * 7 + ["full_attention"],
+        "rotary_dim": 8,
+        **{f"{kind}_alpha_factor": 1.25 for kind in ("full_attn", "linear_attn", "mlp")},
+        **{f"{kind}_beta_factor": 1.0 for kind in ("full_attn", "linear_attn", "mlp")},
+    },
     "minimax_m2": {"num_hidden_layers": 2},
     "olmo3": {},
     "seed_oss": {"num_hidden_layers": 2},
@@ -217,7 +224,10 @@ def test_columns_in_another_order(size: int) -> None:
 
 
 def test_all_architectures_are_tried() -> None:
-    tables = (models.DECODERS, models.STATE_SPACES, models.DELTA_NETS, models.LLAMA_RELATIVES, models.LAYER_INPUTS)
+    tables = (
+        *(models.DECODERS, models.STATE_SPACES, models.DELTA_NETS),
+        *(models.LLAMA_RELATIVES, models.LAYER_INPUTS, models.RECURRENCES),
+    )
     tried = [next(table[case][0] for table in tables if case in table) for case in DECODERS]
     encoders = [hf_encoders.ENCODERS[case][0] for case in ENCODERS]
     others = {JINA, MISTRAL3, *SEEING, *ALIKE, *DIRECTIONLESS}
@@ -236,7 +246,7 @@ LISTED = {
     "olmo 2 and 3": ["olmo2"],
     "glm": ["glm4", "glm4moe"],
     "exaone 4, ernie 4.5, seed, hunyuan": ["exaone4", "ernie4_5", "ernie4_5-moe", "seed_oss", "hunyuan-dense"],
-    "llama 4, minimax, dots, arcee": ["llama4", "minimax-m2", "dots1", "arcee"],
+    "llama 4, minimax, dots, arcee": ["llama4", "minimax-01", "minimax-m2", "dots1", "arcee"],
     "falcon": ["falcon"],
     "starcoder 2": ["starcoder2"],
     "stablelm": ["stablelm"],
