@@ -15,117 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.gguf_models import CHAT
+from benchmarks.hybrid_shapes import SHAPES
 from benchmarks.picture_models import END, write_json, write_tokenizer
-
-_QWEN3_5_LAYERS, _GRANITE_LAYERS, _LFM2_LAYERS = 24, 32, 16
-_GRANITE_ATTENTION, _LFM2_ATTENTION = (10, 13, 17, 27), (2, 5, 8, 10, 12, 14)
-SHAPES: dict[str, dict[str, Any]] = {
-    "qwen3.5-0.8b": {
-        "model_type": "qwen3_5_text",
-        "vocab_size": 248_320,
-        "hidden_size": 1024,
-        "intermediate_size": 3584,
-        "num_hidden_layers": _QWEN3_5_LAYERS,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "head_dim": 256,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 16,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_conv_kernel_dim": 4,
-        "max_position_embeddings": 262_144,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 10_000_000.0,
-            "partial_rotary_factor": 0.25,
-            "mrope_section": [11, 11, 10],
-            "mrope_interleaved": True,
-        },
-    },
-    "lfm2-350m": {
-        "model_type": "lfm2",
-        "vocab_size": 65_536,
-        "hidden_size": 1024,
-        "intermediate_size": 6656,
-        "num_hidden_layers": _LFM2_LAYERS,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "layer_types": ["full_attention" if index in _LFM2_ATTENTION else "conv" for index in range(_LFM2_LAYERS)],
-        "conv_L_cache": 3,
-        "block_auto_adjust_ff_dim": True,
-        "block_ffn_dim_multiplier": 1.0,
-        "block_multiple_of": 256,
-        "max_position_embeddings": 128_000,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
-    },
-    "granite-4-h-350m": {
-        "model_type": "granitemoehybrid",
-        "vocab_size": 100_352,
-        "hidden_size": 768,
-        "intermediate_size": 2048,
-        "shared_intermediate_size": 2048,
-        "num_hidden_layers": _GRANITE_LAYERS,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 4,
-        "num_local_experts": 0,
-        "num_experts_per_tok": 0,
-        "layer_types": ["attention" if index in _GRANITE_ATTENTION else "mamba" for index in range(_GRANITE_LAYERS)],
-        "mamba_n_heads": 48,
-        "mamba_d_head": 32,
-        "mamba_d_state": 128,
-        "mamba_n_groups": 1,
-        "mamba_expand": 2,
-        "mamba_d_conv": 4,
-        "embedding_multiplier": 12.0,
-        "attention_multiplier": 0.015625,
-        "logits_scaling": 3.0,
-        "residual_multiplier": 0.246,
-        "position_embedding_type": "nope",
-        "max_position_embeddings": 131_072,
-    },
-    "qwen3.5-moe-0.9b": {
-        "model_type": "qwen3_5_moe_text",
-        "vocab_size": 65_536,
-        "hidden_size": 1024,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "head_dim": 256,
-        "num_experts": 64,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 256,
-        "shared_expert_intermediate_size": 256,
-        "linear_num_key_heads": 8,
-        "linear_num_value_heads": 16,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "max_position_embeddings": 8192,
-    },
-    "gemma4-0.8b": {
-        "model_type": "gemma4_text",
-        "vocab_size": 65_536,
-        "vocab_size_per_layer_input": 65_536,
-        "hidden_size": 1024,
-        "hidden_size_per_layer_input": 256,
-        "intermediate_size": 4096,
-        "num_hidden_layers": 20,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 1,
-        "head_dim": 256,
-        "global_head_dim": 512,
-        "num_kv_shared_layers": 10,
-        "sliding_window": 512,
-        "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 4,
-        "max_position_embeddings": 8192,
-    },
-}
 
 
 def make_config(name: str, folder: Path) -> None:

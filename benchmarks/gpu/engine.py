@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.gpu.floors import decode_floors, prefill_floor
+from benchmarks.gpu.floors import NO_STATES, States, decode_floors, prefill_floor
 from benchmarks.gpu.limits import GpuLimits, keep_busy, require_gpu
 from benchmarks.gpu.models import GENERATED, SHAPES, use_random_weights, write_folder
 from benchmarks.gpu.report import Report
@@ -89,6 +89,7 @@ class SteppedCore:
 
     Attributes:
         graphs: number of CUDA graphs that were captured.
+        states: those of sequences, besides keys and values.
         added: all requests so far.
         failed_steps: steps that failed and were tried again, so that times are not those of steps.
     """
@@ -111,6 +112,8 @@ class SteppedCore:
         self._retry = self.runner._execute_alone
         self.runner._execute_alone = self._note_retry
         self.graphs = len(getattr(self.runner.steps, "graphs", ()))
+        states = self.runner._states
+        self.states = NO_STATES if states is None else States(*states.slots.memory.shape)
         self.added: list[str] = []
         self.failed_steps = 0
 
@@ -216,7 +219,8 @@ def measure_case(steps: SteppedCore, shape: str, limits: GpuLimits, case: Case) 
     together = min(steps.generate(case) for _ in range(2))
     if steps.failed_steps > failed_before:
         raise RuntimeError("a step failed; the log says why")
-    floors = decode_floors(shape, steps.info, limits, case.batch, case.context + _WARMUP_STEPS + _STEPS // 2)
+    context = case.context + _WARMUP_STEPS + _STEPS // 2
+    floors = decode_floors(shape, steps.info, limits, case.batch, context, steps.states)
     tokens = case.batch * case.context
     return {
         "step_ms": round(times["step"] * 1e3, 3),
@@ -237,7 +241,7 @@ def measure_quire(report: Report, shape: str, cases: Sequence[Case], **model: An
     with tempfile.TemporaryDirectory() as folder:
         steps = SteppedCore(shape, Path(folder), cases, **model)
     report.facts |= {"weight_bytes": steps.info.weight_bytes, "kv_blocks": steps.info.num_blocks}
-    report.facts["graphs"] = steps.graphs
+    report.facts |= {"graphs": steps.graphs, "state_bytes": steps.states.nbytes}
     for case in cases:
         report.add(case._asdict(), partial(measure_case, steps, shape, report.limits, case))
         steps.finish(steps.added)  # if it failed

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from benchmarks.gpu.limits import GpuLimits
-from benchmarks.gpu.models import SHAPES
+from benchmarks.gpu.models import SHAPES, has_states, tensor_shapes
 from quire.engine.client.model_info import ModelInfo
 
 
@@ -14,7 +15,7 @@ class Floors(NamedTuple):
 
     Attributes:
         weights: to read the weights that it needs.
-        memory: to read these and the KV cache.
+        memory: to read these and the KV cache, and to read and write states.
         products: to multiply.
     """
 
@@ -28,7 +29,24 @@ class Floors(NamedTuple):
         return max(self.memory, self.products)
 
 
-def decode_floors(shape: str, info: ModelInfo, limits: GpuLimits, batch: int, context: int) -> Floors:
+class States(NamedTuple):
+    """The states of sequences.
+
+    Attributes:
+        slots: number of sequences that there is memory for.
+        nbytes: bytes of the states of one.
+    """
+
+    slots: int
+    nbytes: int
+
+
+NO_STATES = States(0, 0)
+
+
+def decode_floors(
+    shape: str, info: ModelInfo, limits: GpuLimits, batch: int, context: int, states: States = NO_STATES
+) -> Floors:
     """The floors of a step of `batch` sequences of `context` tokens, at the speed of a copy and of large products."""
     config = SHAPES[shape]
     embedding = 0 if config["tie_word_embeddings"] else config["vocab_size"] * config["hidden_size"] * 2
@@ -36,10 +54,11 @@ def decode_floors(shape: str, info: ModelInfo, limits: GpuLimits, batch: int, co
     if experts := config.get("num_experts", 0):
         unused = (1 - config["num_experts_per_tok"] / experts) ** batch  # share of experts that no token chooses
         weights -= int(config["num_hidden_layers"] * experts * _expert_parameters(config) * 2 * unused)
-    cache = batch * context * info.cache_bytes / (info.num_blocks * info.block_size)
+    pages = info.cache_bytes - states.slots * states.nbytes
+    cache = batch * context * pages / (info.num_blocks * info.block_size) + 2 * batch * states.nbytes
     copy, rate = limits.copy_bytes_per_s, limits.bf16_tflops * 1e12
     head = config["vocab_size"] * config["hidden_size"]
-    operations = batch * 2 * (_layer_parameters(config) + head) + batch * _attention(config, context)
+    operations = batch * (2 * (_layer_parameters(config) + head) + _attention(config, context) + _recurrence(config))
     return Floors(weights / copy, (weights + cache) / copy, operations / rate)
 
 
@@ -49,20 +68,21 @@ def prefill_floor(shape: str, limits: GpuLimits, tokens: int, context: int) -> f
     Logits are computed for the last token of a prompt only, and are left out.
     """
     config = SHAPES[shape]
-    operations = tokens * (2 * _layer_parameters(config) + _attention(config, context) / 2)  # causal: half of all pairs
+    attention = _attention(config, context) / 2  # causal: half of all pairs
+    operations = tokens * (2 * _layer_parameters(config) + attention + _recurrence(config))
     return float(operations / (limits.bf16_tflops * 1e12))
 
 
 def _layer_parameters(config: dict[str, Any]) -> int:
     """Parameters of all layers that a token is multiplied with."""
-    hidden, heads, kv_heads = config["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"]
-    dim = config.get("head_dim", hidden // heads)
-    attention = 2 * hidden * (heads + kv_heads) * dim
-    if experts := config.get("num_experts", 0):
-        ffn = experts * hidden + config["num_experts_per_tok"] * _expert_parameters(config)
-    else:
-        ffn = 3 * hidden * config["intermediate_size"]
-    return int(config["num_hidden_layers"] * (attention + ffn))
+    experts = config.get("num_experts", 0)
+    used = config["num_experts_per_tok"] / experts if experts else 1
+    sizes = (
+        math.prod(size) * (used if ".experts." in name else 1)
+        for name, size in tensor_shapes(config).items()
+        if ".layers." in name and len(size) > 1
+    )
+    return int(sum(sizes))
 
 
 def _expert_parameters(config: dict[str, Any]) -> int:
@@ -70,7 +90,27 @@ def _expert_parameters(config: dict[str, Any]) -> int:
 
 
 def _attention(config: dict[str, Any], context: int) -> int:
-    """Operations of a token's products with `context` keys and values, in all layers."""
+    """Operations of a token's products with `context` keys and values, in all layers that have them."""
     heads = config["num_attention_heads"]
     dim = config.get("head_dim", config["hidden_size"] // heads)
-    return int(4 * config["num_hidden_layers"] * heads * dim * context)
+    layers = config["num_hidden_layers"] - _layers_with_states(config)
+    return int(4 * layers * heads * dim * context)
+
+
+def _recurrence(config: dict[str, Any]) -> int:
+    """Operations of a token with the states of all layers: two for each product of an element, its sum included.
+
+    Mamba-2 adds to the state and reads it; the gated delta rule reads it once more before that.
+    """
+    if "mamba_n_heads" in config:
+        elements, products = config["mamba_n_heads"] * config["mamba_d_head"] * config["mamba_d_state"], 2
+    elif "linear_num_value_heads" in config:
+        heads = config["linear_num_value_heads"]
+        elements, products = heads * config["linear_value_head_dim"] * config["linear_key_head_dim"], 3
+    else:
+        return 0
+    return int(2 * products * _layers_with_states(config) * elements)
+
+
+def _layers_with_states(config: dict[str, Any]) -> int:
+    return sum(has_states(config, layer) for layer in range(config["num_hidden_layers"]))

@@ -11,6 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from benchmarks.hybrid_shapes import SHAPES as HYBRIDS
 from quire.engine.models import loader
 from quire.engine.models.checkpoint.checkpoint import Progress, WeightTaker
 from quire.engine.models.checkpoint.safetensors import PlainName
@@ -38,6 +39,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_theta": 1e6, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True,
         "decoder_sparse_step": 1, "mlp_only_layers": [],
     },
+    "qwen3.5-0.8b": {  # the gated delta rule
+        **_LLAMA, **HYBRIDS["qwen3.5-0.8b"], "architectures": ["Qwen3_5ForCausalLM"], "tie_word_embeddings": True,
+        "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 6, "eos_token_id": None,
+    },
+    "granite-4-h-350m": {  # Mamba-2
+        **_LLAMA, **HYBRIDS["granite-4-h-350m"], "architectures": ["GraniteMoeHybridForCausalLM"],
+        "tie_word_embeddings": True, "eos_token_id": None,
+    },
 }  # fmt: skip
 
 
@@ -55,29 +64,78 @@ def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (vocab, hidden)
     for index in range(config["num_hidden_layers"]):
-        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in _layer(config).items()}
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in _layer(config, index).items()}
     return shapes
 
 
-def _layer(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+def has_states(config: dict[str, Any], layer: int) -> bool:
+    """Whether a layer has a state of a fixed size instead of keys and values."""
+    return bool(config.get("layer_types")) and config["layer_types"][layer] in ("linear_attention", "mamba")
+
+
+def _layer(config: dict[str, Any], index: int) -> dict[str, tuple[int, ...]]:
+    hidden = config["hidden_size"]
+    mixer = _attention(config)
+    if has_states(config, index):
+        mixer = _mamba(config) if "mamba_n_heads" in config else _delta_net(config)
+    norms = {f"{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
+    return {**norms, **mixer, **_feed_forward(config)}
+
+
+def _attention(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     hidden, heads, kv_heads = config["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"]
     dim = config.get("head_dim", hidden // heads)
+    is_gated = config["model_type"] == "qwen3_5_text"  # by rows of the queries' projection
     shapes: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (hidden,),
-        "post_attention_layernorm.weight": (hidden,),
-        "self_attn.q_proj.weight": (heads * dim, hidden),
+        "self_attn.q_proj.weight": (heads * dim * (2 if is_gated else 1), hidden),
         "self_attn.k_proj.weight": (kv_heads * dim, hidden),
         "self_attn.v_proj.weight": (kv_heads * dim, hidden),
         "self_attn.o_proj.weight": (hidden, heads * dim),
     }
     if config["model_type"].startswith("qwen3"):
         shapes |= {"self_attn.q_norm.weight": (dim,), "self_attn.k_norm.weight": (dim,)}
-    experts = config.get("num_experts", 0)
+    return shapes
+
+
+def _mamba(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    hidden, heads = config["hidden_size"], config["mamba_n_heads"]
+    inner = heads * config["mamba_d_head"]
+    channels = inner + 2 * config["mamba_n_groups"] * config["mamba_d_state"]
+    return {
+        "mamba.in_proj.weight": (inner + channels + heads, hidden),
+        "mamba.conv1d.weight": (channels, 1, config["mamba_d_conv"]),
+        "mamba.conv1d.bias": (channels,),
+        **{f"mamba.{name}": (heads,) for name in ("A_log", "D", "dt_bias")},
+        "mamba.norm.weight": (inner,),
+        "mamba.out_proj.weight": (hidden, inner),
+    }
+
+
+def _delta_net(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    hidden, heads, dim = config["hidden_size"], config["linear_num_value_heads"], config["linear_value_head_dim"]
+    inner = heads * dim
+    channels = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"] + inner
+    return {
+        "linear_attn.in_proj_qkv.weight": (channels, hidden),
+        "linear_attn.in_proj_z.weight": (inner, hidden),
+        **{f"linear_attn.in_proj_{name}.weight": (heads, hidden) for name in "ab"},
+        "linear_attn.conv1d.weight": (channels, 1, config["linear_conv_kernel_dim"]),
+        **{f"linear_attn.{name}": (heads,) for name in ("A_log", "dt_bias")},
+        "linear_attn.norm.weight": (dim,),
+        "linear_attn.out_proj.weight": (hidden, inner),
+    }
+
+
+def _feed_forward(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    hidden, experts = config["hidden_size"], config.get("num_experts", 0)
+    if (shared := config.get("shared_intermediate_size")) is not None:  # Granite without experts
+        return {
+            "shared_mlp.input_linear.weight": (2 * shared, hidden),
+            "shared_mlp.output_linear.weight": (hidden, shared),
+        }
+    shapes: dict[str, tuple[int, ...]] = {"mlp.gate.weight": (experts, hidden)} if experts else {}
     size = config["moe_intermediate_size"] if experts else config["intermediate_size"]
-    mlps = [f"mlp.experts.{expert}" for expert in range(experts)] or ["mlp"]
-    if experts:
-        shapes["mlp.gate.weight"] = (experts, hidden)
-    for mlp in mlps:
+    for mlp in [f"mlp.experts.{expert}" for expert in range(experts)] or ["mlp"]:
         shapes |= {f"{mlp}.gate_proj.weight": (size, hidden), f"{mlp}.up_proj.weight": (size, hidden)}
         shapes[f"{mlp}.down_proj.weight"] = (hidden, size)
     return shapes

@@ -21,12 +21,20 @@ ARCHITECTURES = {
     "lfm2_moe": "lfm2moe",
     "mamba": "mamba",
     "mamba2": "mamba2",
+    "minimax": "minimax-01",
     "nemotron_h": "nemotron_h_moe",
     "qwen3_5_moe_text": "qwen35moe",
     "qwen3_5_text": "qwen35",
     "qwen3_next": "qwen3next",
 }
 PAIRED = ("bamba", "granitemoehybrid", "nemotron_h")
+# Of MiniMax 01's linear attention, which the package does not know.
+_LINEAR_ATTENTION = {
+    "qkv_proj": "attn_qkv",
+    "out_proj": "attn_output",
+    "output_gate": "attn_gate",
+    "norm": "attn_norm_2",
+}
 _LAYER = re.compile(r".*\.layers\.(\d+)\.")
 _BLOCK = 32  # values of a block, whose bytes stay together
 
@@ -46,6 +54,12 @@ def _changed(config: Mapping[str, Any], name: str, weight: Array) -> Iterator[tu
     layer = match[1] if (match := _LAYER.match(name)) else ""
     if kind.startswith("qwen3_5") and ".linear_attn." in name:
         weight = _tiled(config, name.rpartition("linear_attn.")[2], weight)
+    if name.endswith(("slope_rate", "_decay")):  # buffers of transformers' MiniMax
+        return
+    module = name.removesuffix(".weight").rpartition(".self_attn.")[2]
+    if kind == "minimax" and module in _LINEAR_ATTENTION:
+        yield f"blk.{layer}.{_LINEAR_ATTENTION[module]}.weight", weight
+        return
     if name.endswith("in_proj_qkvz.weight"):
         yield from _parts_of_heads(config, name, weight)
         return
@@ -163,7 +177,7 @@ def metadata(config: Mapping[str, Any]) -> dict[str, Any]:
     layers = get("num_hidden_layers") or len(types or ())
     is_qwen = kind.startswith("qwen3")
     kv_heads = get("num_key_value_heads")
-    if types and not is_qwen and kind != "falcon_h1":
+    if types and not is_qwen and kind not in ("falcon_h1", "minimax"):
         kv_heads = [kv_heads if each == "full_attention" else 0 for each in types]
     rope = get("rope_parameters") or {}
     dim = get("head_dim") or (hidden // heads if heads else None)
@@ -210,6 +224,8 @@ def _state(config: Mapping[str, Any], layers: int, dim: int | None, types: Any) 
         return {".shortconv.l_cache": config["conv_L_cache"], **(dense if kind == "lfm2" else moe)}
     if kind == "kimi_linear":
         return _kimi(config, types)
+    if kind == "minimax":  # every eighth layer has no state
+        return {".residual_scale": config["mlp_alpha_factor"], ".rope.dimension_count": config["rotary_dim"]}
     heads = get("mamba_n_heads") or get("mamba_num_heads") or get("num_heads")
     head_dim = get("mamba_d_head") or get("mamba_head_dim") or get("head_dim")
     inner = heads * head_dim if heads else get("intermediate_size")

@@ -91,7 +91,8 @@ ARCHITECTURES = {
 JINA = "jina-bert-v2"  # has the type of another architecture
 TOKENS = [*ALPHABET, *SPECIAL, "he", "th"]
 KINDS = [*(1 for _ in ALPHABET), *(3 for _ in SPECIAL), 1, 1]
-_KNOWN_AS = {"deepseek32": "glm-dsa"}  # an architecture with the same names, which the package has
+# Architectures with the same names, which the package has.
+_KNOWN_AS = {"deepseek32": "glm-dsa", "minimax-01": "minimax-m2"}
 _EXPERT = re.compile(r"(?P<before>.*experts)\.(?P<index>\d+)\.(?P<after>.*)")
 _ALTUP = re.compile(r"(?P<before>.*altup_(?:unembed_)?projections)\.(?P<index>\d+)\.weight")
 _LEARNED = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}  # of Gemma 4

@@ -38,7 +38,10 @@ class JinaBert:
         self.config = {**_CONFIG, **changes}
         self.qk_norm = qk_norm
         repository = "jinaai/jina-bert-v2-qk-post-norm" if qk_norm else "jinaai/jina-bert-implementation"
-        self.config["auto_map"] = {"AutoConfig": f"{repository}--configuration_bert.JinaBertConfig"}
+        self.config["auto_map"] = {
+            "AutoConfig": f"{repository}--configuration_bert.JinaBertConfig",
+            "AutoModelForSequenceClassification": f"{repository}--modeling_bert.JinaBertForSequenceClassification",
+        }
         self.weights: dict[str, Tensor] = {}
         hidden, size = self.config["hidden_size"], self.config["intermediate_size"]
         self._draw("embeddings.word_embeddings.weight", self.config["vocab_size"], hidden)
@@ -55,6 +58,17 @@ class JinaBert:
             norms = ("attention.self.layer_norm_q", "attention.self.layer_norm_k", "layer_norm_1", "layer_norm_2")
             for name in norms if qk_norm else ("mlp.layernorm",):
                 self._norm(layer + name)
+
+    def add_head(self) -> None:
+        """Make a reranker of it: a layer behind the first token, and one label."""
+        hidden = self.config["hidden_size"]
+        self._linear("pooler.dense", hidden, hidden)
+        self._linear("classifier", hidden, 1)
+
+    def score(self, prompt: list[int]) -> Tensor:
+        """(1,): the probability of the label."""
+        first = self.hidden_states(prompt)[0]
+        return self._projected("classifier", self._projected("pooler.dense", first).tanh()).sigmoid()
 
     def save(self, folder: Path) -> Path:
         """Write config and weights."""

@@ -17,6 +17,7 @@ from quire.engine.models.networks.decoder import LMHead
 from quire.kernels import gpu
 from quire.kernels.triton import tuning
 from quire.kernels.write_pages import page_dim
+from tests.benchmarks.gpu.conftest import HYBRIDS
 
 pytestmark = pytest.mark.usefixtures("small")
 LIMITS = {"device", "copy_gb_per_s", "bf16_tflops", "fp32_tflops"}
@@ -47,7 +48,12 @@ def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("few_steps")
 @pytest.mark.parametrize(
     ("shape", "cases"),
-    [pytest.param("llama-3-8b", ["1x3", "2x4"], marks=pytest.mark.slow), ("qwen3-30b-a3b", ["1x2", "2x2"])],
+    [
+        pytest.param("llama-3-8b", ["1x3", "2x4"], marks=pytest.mark.slow),
+        ("qwen3-30b-a3b", ["1x2", "2x2"]),
+        ("granite-4-h-350m", ["1x2", "2x2"]),
+        pytest.param("qwen3.5-0.8b", ["1x2", "2x2"], marks=pytest.mark.slow),
+    ],
 )
 def test_the_engine(shape: str, cases: list[str], tmp_path: Path) -> None:
     engine.main([shape, "--cases", *cases, "--out", str(tmp_path / "report.json")])
@@ -57,7 +63,9 @@ def test_the_engine(shape: str, cases: list[str], tmp_path: Path) -> None:
         assert row["gap_us"] == pytest.approx((row["step_ms"] - row["device_ms"]) * 1e3, abs=2)
         assert min(row[name] for name in ("tokens_per_s", "prefill_tokens_per_s", "tokens_per_s_with_prefill")) > 0
         assert {"weights_share", "decode_floor_share", "prefill_floor_share"} < row.keys()
-    assert json.loads((tmp_path / "report.json").read_text())["graphs"] == len(cases)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["graphs"] == len(cases)
+    assert (report["state_bytes"] > 0) == (shape in HYBRIDS)
 
 
 @pytest.mark.slow

@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire.config.options import ModelOptions
+from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.models.errors import UnsupportedModel, WeightMismatch
 from tests.support.engine import Engine, load
-from tests.support.hf_encoders import assert_close, hidden_states, make_encoder, output, random_text
+from tests.support.hf_encoders import assert_close, hidden_states, make_encoder, output, pool, random_text
 from tests.support.jina import JinaBert
 
 TEXTS = [random_text(i, length) for i, length in enumerate((1, 17, 256, 40))]
@@ -28,6 +29,32 @@ def test_jinas_embedders(qk_norm: bool, device: Any, tmp_path: Path) -> None:
     assert engine.pools.tasks == ("embed", "token_embed")
     for got, text in zip(hidden_states(engine, TEXTS), TEXTS, strict=True):
         assert_close(got, model.hidden_states(text))
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("is_named", [False, True])
+def test_jinas_rerankers(qk_norm: bool, is_named: bool, tmp_path: Path) -> None:
+    """The configs of those that were published name no head, so that `--task score` says it."""
+    names = {"architectures": ["JinaBertForSequenceClassification"], "num_labels": 1} if is_named else {}
+    model = JinaBert(qk_norm=qk_norm, **names)
+    model.add_head()
+    model.save(tmp_path)
+    prefixed = {
+        name if name.startswith("classifier") else f"bert.{name}": model.weights[name] for name in model.weights
+    }
+    save_file(prefixed, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    engine = Engine(tmp_path, model=ModelOptions(task="auto" if is_named else "score"))
+    assert engine.pools.tasks == ("score", "classify")
+    for got, text in zip(pool(engine, TEXTS, PoolingParams(task="score")), TEXTS, strict=True):
+        assert_close(got, model.score(text))
+
+
+def test_an_embedder_is_no_reranker(tmp_path: Path) -> None:
+    with pytest.raises(
+        WeightMismatch,
+        match=r"weights missing from the checkpoint: .*classifier\.out_proj\.weight or classifier\.weight",
+    ):
+        Engine(JinaBert().save(tmp_path), model=ModelOptions(task="score"))
 
 
 def test_jinas_embedders_with_another_feed_forward_are_refused(tmp_path: Path) -> None:

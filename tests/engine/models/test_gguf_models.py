@@ -108,6 +108,13 @@ DECODERS: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {"num_hidden_layers": 2},
     "hunyuan_v1_moe": {"num_hidden_layers": 2, "moe_topk": 2},
     "llama4": _LLAMA4,
+    "minimax": {
+        "num_hidden_layers": 8,
+        "layer_types": ["linear_attention"] * 7 + ["full_attention"],
+        "rotary_dim": 8,
+        **{f"{kind}_alpha_factor": 1.25 for kind in ("full_attn", "linear_attn", "mlp")},
+        **{f"{kind}_beta_factor": 1.0 for kind in ("full_attn", "linear_attn", "mlp")},
+    },
     "minimax_m2": {"num_hidden_layers": 2},
     "olmo3": {},
     "seed_oss": {"num_hidden_layers": 2},
@@ -217,7 +224,10 @@ def test_columns_in_another_order(size: int) -> None:
 
 
 def test_all_architectures_are_tried() -> None:
-    tables = (models.DECODERS, models.STATE_SPACES, models.DELTA_NETS, models.LLAMA_RELATIVES, models.LAYER_INPUTS)
+    tables = (
+        *(models.DECODERS, models.STATE_SPACES, models.DELTA_NETS),
+        *(models.LLAMA_RELATIVES, models.LAYER_INPUTS, models.RECURRENCES),
+    )
     tried = [next(table[case][0] for table in tables if case in table) for case in DECODERS]
     encoders = [hf_encoders.ENCODERS[case][0] for case in ENCODERS]
     others = {JINA, MISTRAL3, *SEEING, *ALIKE, *DIRECTIONLESS}
@@ -236,7 +246,7 @@ LISTED = {
     "olmo 2 and 3": ["olmo2"],
     "glm": ["glm4", "glm4moe"],
     "exaone 4, ernie 4.5, seed, hunyuan": ["exaone4", "ernie4_5", "ernie4_5-moe", "seed_oss", "hunyuan-dense"],
-    "llama 4, minimax, dots, arcee": ["llama4", "minimax-m2", "dots1", "arcee"],
+    "llama 4, minimax, dots, arcee": ["llama4", "minimax-01", "minimax-m2", "dots1", "arcee"],
     "falcon": ["falcon"],
     "starcoder 2": ["starcoder2"],
     "stablelm": ["stablelm"],
@@ -537,6 +547,43 @@ def test_rerankers_that_are_encoders(tmp_path: Path, case: str) -> None:
     assert scores(folder) == scores(twin)
 
 
+@pytest.mark.parametrize("qk_norm", [False, True], ids=["plain", "qk_norm"])
+def test_rerankers_of_jina(tmp_path: Path, *, qk_norm: bool) -> None:
+    """With both layers of the head, in blocks but for it, as it is written down for PyTorch on dequantized weights."""
+    model = JinaBert(qk_norm=qk_norm, hidden_size=96)
+    model.add_head()
+    folder = model_folder(write_jina(tmp_path, model, {"pooler.dense": "cls", "classifier": "cls.output"}))
+    model.weights.update(load_file(tmp_path / "twin/model.safetensors"))
+    prompts = [random_text(seed, length) for seed, length in ((1, 5), (2, 40))]
+    for got, prompt in zip(scores(folder), prompts, strict=True):
+        assert_close(np.array(got, np.float32), model.score(prompt))
+
+
+def test_a_reranker_of_jina_without_a_layer_is_refused(tmp_path: Path) -> None:
+    """As llama.cpp's converter writes them: the layer of the label under the name of the first one."""
+    model = JinaBert(hidden_size=96)
+    model.add_head()
+    with pytest.raises(
+        UnsupportedModel, match=r"without cls\.output\.weight, a part of its head; its scores would not"
+    ):
+        model_folder(write_jina(tmp_path, model, {"classifier": "cls"}))
+
+
+def write_jina(tmp_path: Path, model: JinaBert, head: dict[str, str]) -> Path:
+    """Write a reranker to a file, with the layers of its head under the names that they have in files."""
+    twin = tmp_path / "twin"
+    twin.mkdir()
+    model.save(twin)
+    tensors = {
+        f"{stored}.{kind}": model.weights[f"{name}.{kind}"].numpy()
+        for name, stored in head.items()
+        for kind in ("weight", "bias")
+    }
+    metadata = {".pooling_type": 4}
+    path = tmp_path / "m.gguf"
+    return write_gguf(twin, path, tensors=tensors, tokenizer=encoder_tokenizer("bert"), metadata=metadata)
+
+
 def test_rerankers_that_are_decoders(tmp_path: Path) -> None:
     """The probability of one of two words."""
     twin = save_model(make_model("qwen3"), tmp_path / "twin")
@@ -556,7 +603,7 @@ RANKERS: dict[str, tuple[str, dict[str, Any], str]] = {
     "of another architecture": (
         "llama",
         {},
-        "reranker or classifier of the architecture 'llama'.*bert, modern-bert and qwen3",
+        "reranker or classifier of the architecture 'llama'.*bert, jina-bert-v2, modern-bert and qwen3",
     ),
     "with other labels": ("qwen3", {".classifier.output_labels": ["a", "b"]}, "labels a, b, which is not supported"),
 }

@@ -112,6 +112,11 @@ SPLITS = {
     "bloom": ("it's, ok", ["it's", ",", "Ġok"]),
     "exaone-moe": ("a big 12", ["aĠbig", "Ġ", "1", "2"]),
     "kimi-k2": ("中文abc 1234", ["ä¸Ńæĸĩ", "abc", "Ġ", "123", "4"]),
+    "glm5": ("it's 1234", ["it", "'s", "Ġ", "123", "4"]),
+    "minicpm5": ("it's 1234", ["it", "'s", "Ġ", "123", "4"]),
+    "granite-embed-multi-97m": ("fooBar's 1234", ["foo", "Bar's", "Ġ", "123", "4"]),
+    "youtu": ("fooBar 12가나", ["foo", "Bar", "Ġ", "1", "2", "ê°ĢëĤĺ"]),
+    "tiny_aya": ("fooBar 1234", ["foo", "Bar", "Ġ", "1", "234"]),
 }
 
 
@@ -121,6 +126,45 @@ def test_splits_of_other_names(pre: str) -> None:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     got = read(model="gpt2", tokens=[*alphabet, "ab"], merges=["a b"], pre=pre).pre_tokenizer
     assert [piece for piece, _ in got.pre_tokenize_str(text)] == expected
+
+
+# Names with which llama.cpp takes a word that is a token as that token, and one of a model whose tokens tiktoken made.
+WHOLE_WORDS = {
+    *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
+    *("glm4", "glm5", "granite-embed-multi-97m", "minicpm5", "tekken", "youtu"),
+    "kimi-k2",
+}
+
+
+def merged_pairs(word: str, tokens: dict[str, int], merges: list[tuple[str, str]], *, whole_words: bool) -> list[int]:
+    """The tokens of a word, in the order in which llama.cpp merges: of all neighbours, those with the first merge."""
+    if whole_words and word in tokens:
+        return [tokens[word]]
+    parts, ranks = list(word), {pair: rank for rank, pair in enumerate(merges)}
+    while pairs := [(ranks[pair], index) for index, pair in enumerate(pairwise(parts)) if pair in ranks]:
+        _, index = min(pairs)
+        parts[index : index + 2] = [parts[index] + parts[index + 1]]
+    return [tokens[part] for part in parts]
+
+
+@pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS))
+def test_words_that_no_merges_make(pre: str) -> None:
+    """A vocabulary that lacks every fifth merge has words that only those find who look for whole words."""
+    metadata = stored(trained("qwen2"))
+    metadata["merges"] = [merge for index, merge in enumerate(metadata["merges"]) if index % 5]
+    got = read(**metadata, pre=pre, add_bos_token=False)
+    tokens = {token: index for index, token in enumerate(metadata["tokens"])}
+    merges = [(first, second) for first, _, second in (merge.partition(" ") for merge in metadata["merges"])]
+    differs = False
+    for text in ("the 1 quick 2 brown 3 fox 4 jumps 5 over 6 the 7 lazy 8 dog", "hello world, it's 12345"):
+        words = [word for word, _ in got.pre_tokenizer.pre_tokenize_str(text)]
+        ids = {
+            whole: [token for word in words for token in merged_pairs(word, tokens, merges, whole_words=whole)]
+            for whole in (False, True)
+        }
+        assert got.encode(text).ids == ids[pre in WHOLE_WORDS]
+        differs = differs or ids[False] != ids[True]
+    assert differs
 
 
 @pytest.mark.parametrize("pre", [None, "something-new"])
@@ -214,6 +258,45 @@ def test_unigrams() -> None:
     )
     assert got.encode("hello  w").tokens == ["<s>", "\u2581hello", "\u2581w", "</s>"]
     assert got.encode("ello").tokens == ["<s>", "\u2581", "ell", "o", "</s>"]
+
+
+# Names that mean a separator where files do not say it, what files say, and the special tokens of a pair.
+PAIRS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "XLM-RoBERTa": ({"model": "t5"}, ["<s>", "A", "</s>", "</s>", "B", "</s>"]),
+    "XLM-RoBERTa, said": ({"model": "t5", "add_sep_token": True}, ["<s>", "A", "</s>", "</s>", "B", "</s>"]),
+    "one separator": ({"model": "t5", "add_sep_token": False}, ["<s>", "A", "</s>", "B", "</s>"]),
+    "RoBERTa": ({"pre": "roberta-bpe"}, ["<s>", "A", "</s>", "</s>", "B", "</s>"]),
+    "Jina's reranker": (
+        {"pre": "jina-v1-en", "architecture": "jina-bert-v2"},
+        ["<s>", "A", "</s>", "</s>", "B", "</s>"],
+    ),
+    "ModernBERT": (
+        {"pre": "modern-bert", "architecture": "modern-bert", "add_sep_token": True},
+        ["<s>", "A", "</s>", "B", "</s>"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PAIRS)
+def test_pairs_of_texts(case: str) -> None:
+    """A reranker's query and document, with the types of RoBERTa, which has one."""
+    metadata, expected = PAIRS[case]
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", "\u2581A" if metadata.get("model") == "t5" else "A", "B", "\u2581B"]
+    got = read(
+        **{"model": "gpt2", "merges": [], **metadata},
+        tokens=tokens,
+        scores=[-float(index) for index in range(len(tokens))],
+        token_type=[3, 3, 3, 2, 1, 1, 1],
+        bos_token_id=0,
+        eos_token_id=2,
+        seperator_token_id=2,
+        unknown_token_id=3,
+        add_bos_token=True,
+        add_eos_token=True,
+    )
+    encoding = got.encode("A", "B")
+    assert [token.removeprefix("\u2581") for token in encoding.tokens] == expected
+    assert set(encoding.type_ids) == {0}
 
 
 def test_chat_templates_and_ends_of_texts() -> None:

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers.models.minimax import modeling_minimax
+from transformers.models.minimax_m2.modeling_minimax_m2 import apply_rotary_pos_emb
 
 from quire.config.options import ModelOptions, ParallelOptions
 from quire.engine.models.errors import UnsupportedModel
@@ -48,6 +51,15 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> FolderOf:
 def test_engine_equals_transformers(folder_of: FolderOf, case: str, device: Any) -> None:
     """Greedy tokens and their log-probabilities, behind prompts that are longer than a chunk and a window."""
     check_log_probabilities(model_of(case), folder_of(case), device)
+
+
+def test_minimax_rotates_a_part_of_each_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first `rotary_dim` elements, as the model's authors do it; transformers does it in MiniMax M2 only."""
+    model = make_model("minimax", rotary_dim=8)
+    monkeypatch.setattr(modeling_minimax, "apply_rotary_pos_emb", apply_rotary_pos_emb)
+    theta = model.config.rope_parameters["rope_theta"]
+    model.model.rotary_emb.inv_freq = theta ** -(torch.arange(0, 8, 2) / 8)
+    check_log_probabilities(model, save_model(model, tmp_path), "cpu")
 
 
 @pytest.mark.parametrize(("case", "schedule"), covering(KINDS, SCHEDULED))
@@ -111,6 +123,7 @@ def test_weights_of_a_block_are_in_memory_once(tmp_path: Path) -> None:
     [
         ("recurrent_gemma", {"block_types": ["recurrent", "other"]}, "block_types has 'other'; supported are"),
         ("recurrent_gemma", {"lru_width": 66}, "66 channels of a recurrence cannot be split into 4 blocks"),
+        ("minimax", {"rotary_dim": 7}, "rotary_dim must be an even number up to 16, the elements of a head, not 7"),
         ("minimax", {"layer_types": ["linear_attention", "sliding_attention"]}, "type 'sliding_attention' are not"),
         ("zamba2", {"use_long_context": True}, "use_long_context is not supported"),
         ("zamba2", {"num_mem_blocks": 0}, "num_mem_blocks is 0, but must be at least 1"),

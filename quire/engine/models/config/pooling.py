@@ -13,7 +13,7 @@ from quire.engine.client.pooling_params import PoolingTask, PoolingType
 from quire.engine.models.config.pooler_settings import PoolerSettings, read_pooler_settings
 from quire.engine.models.config.sentence_transformers import Modules, read_modules
 from quire.engine.models.errors import BrokenFolder, UnknownArchitecture, UnsupportedModel
-from quire.engine.models.specs.decoder import DecoderSpec, TransformerSpec
+from quire.engine.models.specs.decoder import DecoderSpec, EncoderSpec, TransformerSpec
 from quire.engine.models.specs.dual_encoder import DualEncoderSpec
 from quire.engine.models.specs.pooler import (
     Dense,
@@ -30,6 +30,7 @@ _EMBED: tuple[PoolingTask, ...] = ("embed", "token_embed")
 # Where the config of a classifier says which hidden state it reads; "late": all, and it averages their logits.
 _CLASSIFIER_POOLING: dict[str, PoolingType] = {"cls": "cls", "bos": "cls", "mean": "mean", "late": "mean"}
 _REWARD = ("ForRewardModel", "ForProcessRewardModel")
+_LABELS_CLASS = "AutoModelForSequenceClassification"  # of auto_map
 _MAX_LABELS = 10_000
 _COLBERT_SIZE = 128
 
@@ -135,10 +136,13 @@ def _of_files(
     if from_tokens and isinstance(spec, DecoderSpec):
         return _converted_classifier(folder, config)
     if any(kind in name for kind in ("ForSequenceClassification", "ForTokenClassification", *_REWARD)):
-        pooler = _classifier(config, name, heads)
+        pooler = _classifier(config, name, heads, _labels(config))
         return pooler if spec is not None else _without_head(pooler, name)
     if wants_labels and isinstance(spec, DecoderSpec):
         return _converted_classifier(folder, config)
+    if options.task in ("classify", "score") and modules is None and _may_have_labels(config, spec):
+        labels = ("LABEL_0",) if options.task == "score" else _labels(config)
+        return _classifier(config, "ForSequenceClassification", heads, labels)
     if options.task == "generate":
         return None
     if (modules is not None and modules.splade) or "SpladeSparse" in name:
@@ -155,6 +159,12 @@ def _of_files(
     is_causal = isinstance(spec, DecoderSpec) or "CausalLM" in name or "LMHead" in name
     pooling_type: PoolingType = "last" if is_causal else "mean"
     return _with_matryoshka(PoolerSpec(tasks=_EMBED, pooling_type=pooling_type, score_method="cosine"), config)
+
+
+def _may_have_labels(config: Any, spec: TransformerSpec | None) -> bool:
+    """Whether an encoder whose architecture has no labels can have a head for them, as Jina's rerankers v1 do."""
+    classes = getattr(config, "auto_map", None)
+    return isinstance(spec, EncoderSpec) and isinstance(classes, dict) and _LABELS_CLASS in classes
 
 
 def _letters(name: str) -> str:
@@ -231,8 +241,7 @@ def _masked_lm_head(config: Any, heads: HeadReaders) -> SparseHead:
     return replace(heads.masked_lm(config), tied=bool(getattr(config, "tie_word_embeddings", True)))
 
 
-def _classifier(config: Any, name: str, heads: HeadReaders) -> PoolerSpec:
-    labels = _labels(config)
+def _classifier(config: Any, name: str, heads: HeadReaders, labels: tuple[str, ...]) -> PoolerSpec:
     if "ForTokenClassification" in name:
         before = () if heads.token_labels is None else heads.token_labels(config)
         steps: tuple[HeadStep, ...] = (*before, _last(labels, config.hidden_size if before else 0))

@@ -6,6 +6,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from quire.engine.models.config.rope import rope_of
+from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.families.llama import LLAMA, attention, decoder, head_dim, mixed_layers
 from quire.engine.models.family import Facts, Family
 from quire.engine.models.specs.decoder import (
@@ -18,6 +20,7 @@ from quire.engine.models.specs.decoder import (
     SoftmaxRouter,
 )
 from quire.engine.models.specs.linear_recurrence import DecayingAttention
+from quire.engine.models.specs.rope import Rope
 from quire.engine.models.specs.stacked_experts import unstacked
 from quire.engine.models.specs.tensor_names import LAYER, WeightNames
 
@@ -37,7 +40,7 @@ _NORM_EPS = 1e-6  # of the norm of linear attention
 
 def minimax(config: Any) -> DecoderSpec:
     """MiniMax 01 and M1."""
-    full = attention(config, window=config.sliding_window)
+    full = attention(config, window=config.sliding_window, rope=_rope(config))
     ffn = MoE(
         size=config.intermediate_size,
         experts=config.num_local_experts,
@@ -50,6 +53,22 @@ def minimax(config: Any) -> DecoderSpec:
         for index, attn in enumerate(mixed_layers(config, _linear(config, 0), full))
     ]
     return decoder(config, [Layer(attn=attn, ffn=ffn, normed_residual=_residual(config, attn)) for attn in attns])
+
+
+def _rope(config: Any) -> Rope:
+    """The rope of softmax attention, which rotates the first `rotary_dim` elements of each head.
+
+    transformers' implementation reads that field for MiniMax M2 only, and rotates whole heads here.
+
+    Raises:
+        UnsupportedModel: a head has not so many elements.
+    """
+    dim = head_dim(config)
+    rotated = getattr(config, "rotary_dim", None)
+    rotated = dim if rotated is None else rotated
+    if type(rotated) is not int or not 0 < rotated <= dim or rotated % 2:
+        raise UnsupportedModel(f"rotary_dim must be an even number up to {dim}, the elements of a head, not {rotated}")
+    return rope_of(config, rotated)
 
 
 def _linear(config: Any, index: int) -> DecayingAttention:

@@ -20,7 +20,7 @@ from quire.engine.models.checkpoint.gguf.rope import THETA, rope_of
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 
 DENSE, NORM, LABELS = "cls.weight", "cls.norm.weight", "cls.output.weight"  # of heads for labels
-_MODERN_BERT = "modern-bert"
+JINA_BERT, MODERN_BERT = "jina-bert-v2", "modern-bert"
 _CLASSIFIER_POOLING = {1: "mean", 2: "cls"}
 
 
@@ -38,12 +38,12 @@ def head_for_labels(facts: GgufFacts) -> Config:
                 'supported are those of rerankers, "yes" and "no"'
             )
         return {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
-    if facts.architecture not in ("bert", _MODERN_BERT):
+    if facts.architecture not in ("bert", JINA_BERT, MODERN_BERT):
         raise UnsupportedModel(
             f"{facts.file} is a GGUF file of a reranker or classifier of the architecture {facts.architecture!r}, "
-            "which is not supported; supported are bert, modern-bert and qwen3"
+            "which is not supported; supported are bert, jina-bert-v2, modern-bert and qwen3"
         )
-    needed = (DENSE, NORM, LABELS) if facts.architecture == _MODERN_BERT else (DENSE, LABELS)
+    needed = (DENSE, NORM, LABELS) if facts.architecture == MODERN_BERT else (DENSE, LABELS)
     if missing := [name for name in needed if name not in facts.shapes]:
         raise UnsupportedModel(
             f"{facts.file} is a GGUF file of a reranker or classifier without {missing[0]}, a part of its head; its "
@@ -55,15 +55,14 @@ def head_for_labels(facts: GgufFacts) -> Config:
         raise BrokenFolder(f"{facts.file}: {key} has {len(labels)} labels for {count} outputs")
     named = labels or [f"LABEL_{index}" for index in range(count)]
     by_index = {str(index): label for index, label in enumerate(named)}
-    if facts.architecture == _MODERN_BERT:
+    if facts.architecture == MODERN_BERT:
         return {
             "architectures": ["ModernBertForSequenceClassification"],
             "id2label": by_index,
             "classifier_bias": "cls.bias" in facts.shapes,
             "classifier_pooling": _classifier_pooling(facts),
         }
-    head = "XLMRoberta" if is_roberta(facts) else "Bert"
-    return {"architectures": [f"{head}ForSequenceClassification"], "id2label": by_index}
+    return {"architectures": [f"{_name(facts)}ForSequenceClassification"], "id2label": by_index}
 
 
 def _classifier_pooling(facts: GgufFacts) -> str:
@@ -80,23 +79,26 @@ def _bert(facts: GgufFacts) -> Config:
     """BERT, and RoBERTa and its relatives, whose rows of positions before the first token are not in files."""
     positions = facts.shape("position_embd.weight")[0]
     pad = facts.optional_integer("tokenizer.ggml.padding_token_id")
-    head = "XLMRoberta" if is_roberta(facts) else "Bert"
     return {
-        **_encoder(facts, "xlm-roberta" if is_roberta(facts) else "bert", head),
+        **_encoder(facts, "xlm-roberta" if is_roberta(facts) else "bert", _name(facts)),
         "max_position_embeddings": positions + roberta_offset(facts),
         "hidden_act": "gelu",
         "pad_token_id": (1 if is_roberta(facts) else 0) if pad is None else pad,
     }
 
 
+def _name(facts: GgufFacts) -> str:
+    return "XLMRoberta" if is_roberta(facts) else "Bert"
+
+
 def is_roberta(facts: GgufFacts) -> bool:
-    """Whether a file of the architecture `bert` has RoBERTa or one of its relatives."""
-    return facts.optional_text("tokenizer.ggml.model") != "bert"
+    """Whether a file has RoBERTa or one of its relatives, which have the architecture `bert`, too."""
+    return facts.architecture == "bert" and facts.optional_text("tokenizer.ggml.model") != "bert"
 
 
 def roberta_offset(facts: GgufFacts) -> int:
     """How many rows of positions a file lacks, those up to the padding token's."""
-    if facts.architecture != "bert" or not is_roberta(facts):
+    if not is_roberta(facts):
         return 0
     pad = facts.optional_integer("tokenizer.ggml.padding_token_id")
     return (1 if pad is None else pad) + 1
@@ -199,9 +201,9 @@ def _encoder(facts: GgufFacts, model_type: str, head: str) -> Config:
 ENCODERS: dict[str, Callable[[GgufFacts], Config]] = {
     "bert": _bert,
     "eurobert": _eurobert,
-    "jina-bert-v2": _jina_bert,
+    JINA_BERT: _jina_bert,
     "jina-bert-v3": _jina_bert_v3,
-    _MODERN_BERT: _modern_bert,
+    MODERN_BERT: _modern_bert,
     "nomic-bert": _nomic_bert,
     "nomic-bert-moe": _nomic_bert_moe,
 }

@@ -239,6 +239,15 @@ _LFM2 = Rules(
     {**DECODER, **dict.fromkeys(("token_embd_norm", "output_norm"), "model.embedding_norm")},
     whole={"exp_probs_b.bias": "feed_forward.expert_bias"},
 )
+_MINIMAX01 = Rules(
+    {
+        **LLAMA,
+        "attn_norm_2": "self_attn.norm",
+        "attn_gate": "self_attn.output_gate",
+        "ffn_gate_inp": "block_sparse_moe.gate",
+        **{f"{name}_exps": f"block_sparse_moe.experts.{{}}.{projection}" for name, projection in _W.items()},
+    }
+)
 _RULES = {
     "falcon-h1": _FALCON_H1,
     "granitehybrid": _GRANITE,
@@ -248,6 +257,7 @@ _RULES = {
     "lfm2moe": _LFM2,
     "mamba": replace(_MAMBA2, whole=_mixer_whole("mixer", has_heads=False)),
     "mamba2": _MAMBA2,
+    "minimax-01": _MINIMAX01,
     "nemotron_h": _NEMOTRON,
     "nemotron_h_moe": _NEMOTRON,
     "qwen35": _QWEN35,

@@ -71,22 +71,31 @@ def _has(facts: GgufFacts, module: str) -> bool:
     return any(name.endswith(f".{module}") for name in facts.shapes)
 
 
-def _delta_net(facts: GgufFacts) -> Config:
-    """What the configs of models with the gated delta rule have. Files name its sizes as those of a state space."""
+def _types_by_flags(facts: GgufFacts, period: int) -> list[str]:
+    """Types of layers: as the file says, or every `period`-th has no state.
+
+    Raises:
+        BrokenFolder: the file says it of fewer layers.
+    """
     layers = num_layers(facts)
     flags = list(facts.sequence(".attention.recurrent_layers"))[:layers]
-    period = facts.optional_integer(".full_attention_interval") or 4
+    period = facts.optional_integer(".full_attention_interval") or period
     if not flags:
         flags = [(index + 1) % period != 0 for index in range(layers)]
     if len(flags) < layers:
         raise BrokenFolder(
             f"{facts.file}: {facts.architecture}.attention.recurrent_layers has {len(flags)} values for {layers} layers"
         )
+    return [_LINEAR if flag else _FULL for flag in flags]
+
+
+def _delta_net(facts: GgufFacts) -> Config:
+    """What the configs of models with the gated delta rule have. Files name its sizes as those of a state space."""
     heads = facts.integer(".ssm.time_step_rank")
     return {
         "head_dim": facts.head_dim,
         "attention_bias": _has(facts, "attn_q.bias"),
-        "layer_types": [_LINEAR if flag else _FULL for flag in flags],
+        "layer_types": _types_by_flags(facts, 4),
         "linear_conv_kernel_dim": facts.integer(".ssm.conv_kernel"),
         "linear_num_key_heads": heads // value_heads_by_key(facts),
         "linear_num_value_heads": heads,
@@ -223,6 +232,24 @@ def _kimi_linear(facts: GgufFacts) -> Config:
         n_group=groups,
         topk_group=top_groups,
         attention_bias=False,
+    )
+
+
+def _minimax01(facts: GgufFacts) -> Config:
+    """MiniMax 01 and M1. Files have one factor, of what is added to the branches of all layers."""
+    factor = facts.optional_number(".residual_scale") or 1.0
+    return rms_decoder(
+        facts,
+        "minimax",
+        "MiniMax",
+        head_dim=facts.head_dim,
+        rotary_dim=facts.optional_integer(".rope.dimension_count") or facts.head_dim,
+        layer_types=_types_by_flags(facts, 8),
+        num_local_experts=facts.integer(".expert_count"),
+        num_experts_per_tok=facts.integer(".expert_used_count"),
+        full_attn_alpha_factor=factor,
+        linear_attn_alpha_factor=factor,
+        mlp_alpha_factor=factor,
     )
 
 
@@ -446,6 +473,7 @@ HYBRIDS: dict[str, Callable[[GgufFacts], Config]] = {
     "lfm2moe": _lfm2moe,
     "mamba": _mamba,
     "mamba2": _mamba2,
+    "minimax-01": _minimax01,
     "nemotron_h": _nemotron_h,
     "nemotron_h_moe": _nemotron_h,
     "qwen35": _qwen35,

@@ -55,19 +55,25 @@ class PreTokenizer:
         normalizer: of the text before; None: there is none.
         ignore_merges: a word that is a token is that token, whatever merges say.
         adds_bos: texts begin with the token of the beginning, unless the file says otherwise.
+        adds_sep: a separator is before the second text of a pair, unless the file says otherwise.
     """
 
     steps: Sequence[Step]
     normalizer: Step | None = None
     ignore_merges: bool = False
     adds_bos: bool = False
+    adds_sep: bool = False
 
 
 _GPT2 = PreTokenizer((_GPT2_STEP,))
+_ROBERTA = PreTokenizer((_GPT2_STEP,), adds_sep=True)
 _LLAMA3 = PreTokenizer((_split(_words(r"\p{N}{1,3}")), _BYTES), ignore_merges=True, adds_bos=True)
 _CL100K = PreTokenizer(_LLAMA3.steps)
+_GLM4 = PreTokenizer(_LLAMA3.steps, ignore_merges=True)
+_MINICPM5 = PreTokenizer((_split(r"\p{N}{1,3}"), _split(_words(r"\p{N}+")), _BYTES), ignore_merges=True)
 _QWEN2 = PreTokenizer((_split(_words(r"\p{N}")), _BYTES), NFC)
 _GPT4O = PreTokenizer((_split(_cased_words(r"\p{N}{1,3}", f"{_CONTRACTIONS}?")), _BYTES))
+_GRANITE_EMBEDDING = PreTokenizer(_GPT4O.steps, ignore_merges=True)
 _STARCODER = PreTokenizer((_digits(individual=True), _GPT2_STEP))
 _FALCON = PreTokenizer(
     (
@@ -131,9 +137,18 @@ _WITH_MARKS = PreTokenizer(
 _TINY_AYA = PreTokenizer(
     (
         _split(r"\d{1,3}(?=(?:\d{3})*\b)"),
-        _split(_cased_words(r"\p{N}", f"{_CONTRACTIONS}?")),
+        _split(_cased_words(r"\p{N}{1,3}", f"{_CONTRACTIONS}?")),
         _BYTES,
     )
+)
+# Words of Korean, marks of Asia, Bopomofo, and Chinese and Japanese characters are apart from other text.
+_YOUTU = PreTokenizer(
+    (
+        _split("[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+"),
+        _split(_cased_words(r"\p{N}", f"{_CONTRACTIONS}?")),
+        _BYTES,
+    ),
+    ignore_merges=True,
 )
 # As in Qwen 2, but line breaks do not belong to the marks before them.
 _SEED = PreTokenizer(
@@ -157,7 +172,7 @@ _KIMI = PreTokenizer(
         ),
         _BYTES,
     ),
-    ignore_merges=True,
+    ignore_merges=True,  # as in tiktoken, which made the model's tokens; llama.cpp merges
 )
 # Words with spaces between them are one.
 _EXAONE_MOE = PreTokenizer(
@@ -171,12 +186,15 @@ _EXAONE_MOE = PreTokenizer(
 )
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **dict.fromkeys(("gpt-2", "phi-2", "mellum", "gigachat", "a.x-4.0", "exaone4", "trillion"), _GPT2),
-    **dict.fromkeys(("jina-es", "jina-de", "jina-v2-es", "jina-v2-de", "jina-v1-en", "jina-v2-code"), _GPT2),
-    **dict.fromkeys(("roberta-bpe", "jais", "granite-docling"), _GPT2),
+    **dict.fromkeys(("jina-es", "jina-de", "jina-v2-es", "jina-v2-de", "jais", "granite-docling"), _GPT2),
+    **dict.fromkeys(("jina-v1-en", "jina-v2-code", "roberta-bpe"), _ROBERTA),
     **dict.fromkeys(("mpt", "olmo", "modern-bert"), PreTokenizer((_GPT2_STEP,), NFC)),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0"), _LLAMA3),
     **dict.fromkeys(("lfm2", "jina-v5-nano"), _LLAMA3),
-    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), _CL100K),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), _CL100K),
+    **dict.fromkeys(("glm4", "glm5"), _GLM4),
+    "granite-embed-multi-97m": _GRANITE_EMBEDDING,
+    "minicpm5": _MINICPM5,
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan"), _QWEN2),
     "qwen35": _WITH_MARKS,
     "bloom": _BLOOM,
@@ -186,6 +204,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), _GPT4O),
     "tekken": _TEKKEN,
     "tiny_aya": _TINY_AYA,
+    "youtu": _YOUTU,
     **dict.fromkeys(("starcoder", "refact", "smollm", "codeshell", "exaone", "minerva-7b"), _STARCODER),
     "command-r": PreTokenizer(_STARCODER.steps, NFC),
     **dict.fromkeys(("falcon", "default"), _FALCON),

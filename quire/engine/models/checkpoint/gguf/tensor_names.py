@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.engine.models.checkpoint.gguf.decoder_config import num_layers
-from quire.engine.models.checkpoint.gguf.encoders import LABELS, is_roberta, roberta_offset
+from quire.engine.models.checkpoint.gguf.encoders import JINA_BERT, LABELS, MODERN_BERT, is_roberta, roberta_offset
 from quire.engine.models.checkpoint.gguf.facts import GgufFacts
 from quire.engine.models.checkpoint.gguf.hybrid_names import hybrid_rules
 from quire.engine.models.checkpoint.gguf.rope import ROPE_TENSORS
@@ -273,12 +273,12 @@ _RULES = {
     "granitemoe": Rules({**LLAMA, **_GRANITE_MOE}, pairs=True),
     "hunyuan-dense": Rules(_HUNYUAN),
     "hunyuan-moe": Rules(_HUNYUAN),
-    "jina-bert-v2": Rules(_JINA, _BERT_MODULES, "encoder.layer."),
+    JINA_BERT: Rules(_JINA, _BERT_MODULES, "encoder.layer."),
     "jina-bert-v3": Rules(_JINA_V3, _NOMIC_MODULES, "encoder.layers."),
     "llama": Rules({**LLAMA, **_MIXTRAL}, pairs=True),
     "llama-embed": Rules(LLAMA, pairs=True),
     "llama4": Rules(_LLAMA4),
-    "modern-bert": Rules(_MODERN_BERT, _MODERN_BERT_MODULES, "layers."),
+    MODERN_BERT: Rules(_MODERN_BERT, _MODERN_BERT_MODULES, "layers."),
     "minimax-m2": Rules({**LLAMA, **EXPERTS}),
     "mistral3": Rules(LLAMA, pairs=True),
     "nomic-bert": Rules(_NOMIC, _NOMIC_MODULES, "encoder.layers."),
@@ -308,7 +308,7 @@ class GgufNames:
     def __init__(self, facts: GgufFacts) -> None:
         self._facts = facts
         self._rules = hybrid_rules(facts) or _RULES[facts.architecture]
-        self._is_jina = facts.architecture == "jina-bert-v2"
+        self._is_jina = facts.architecture == JINA_BERT
         self._has_ups_first = self._is_jina and "blk.0.attn_q_norm.weight" in facts.shapes
         if self._has_ups_first:
             self._rules = replace(self._rules, layer={**self._rules.layer, **_JINA_NORMED})
@@ -434,7 +434,7 @@ class GgufNames:
         if self._facts.architecture == "qwen3":
             return Piece("score.weight", make=_yes_without_no) if tensor == LABELS else Piece(tensor)
         heads = _ROBERTA_HEAD if is_roberta(self._facts) else _BERT_HEAD
-        heads = _MODERN_HEAD if self._facts.architecture == "modern-bert" else heads
+        heads = _MODERN_HEAD if self._facts.architecture == MODERN_BERT else heads
         return Piece(f"{heads[module]}.{kind}" if module in heads else tensor)
 
     def _latent_projection(self, tensor: str) -> Piece:

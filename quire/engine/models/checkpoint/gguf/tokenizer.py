@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
+from quire.engine.models.checkpoint.gguf.encoders import MODERN_BERT
 from quire.engine.models.checkpoint.gguf.facts import GgufFacts
 from quire.engine.models.checkpoint.gguf.pre_tokenizers import PreTokenizer, Step, pre_tokenizer
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
@@ -113,7 +114,7 @@ class GgufTokenizer:
             normalizer=pre.normalizer,
             pre_tokenizer={"type": "Sequence", "pretokenizers": list(pre.steps)},
             decoder={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-            post_processor=self._template(bos=pre.adds_bos, eos=False),
+            post_processor=self._template(bos=pre.adds_bos, eos=False, sep=pre.adds_sep),
         )
 
     def _pre_tokenizer(self) -> PreTokenizer:
@@ -243,7 +244,7 @@ class GgufTokenizer:
             normalizer=normalizer if charsmap else None,
             pre_tokenizer={"type": "Sequence", "pretokenizers": steps},
             decoder={"type": "Metaspace", "replacement": _SPACE, "prepend_scheme": "always", "split": True},
-            post_processor=self._template(bos=False, eos=True),
+            post_processor=self._template(bos=False, eos=True, sep=True),
         )
 
     def _json(self, **parts: Any) -> Json:
@@ -271,35 +272,49 @@ class GgufTokenizer:
             )
         return added
 
-    def _template(self, *, bos: bool, eos: bool) -> Json | None:
-        """What adds tokens around texts. `bos`, `eos`: what holds if the file does not say."""
-        flags = [self._facts.flag(f"tokenizer.ggml.add_{side}_token") for side in ("bos", "eos")]
-        adds_bos, adds_eos = (
-            default if flag is None else flag for flag, default in zip(flags, (bos, eos), strict=True)
+    def _template(self, *, bos: bool, eos: bool, sep: bool = False) -> Json | None:
+        """What adds tokens around texts. `bos`, `eos`, `sep`: what holds if the file does not say.
+
+        A separator follows the end of the first text of a pair, as in RoBERTa. ModernBERT has none, whatever files say.
+        """
+        flags = [self._facts.flag(f"tokenizer.ggml.add_{name}_token") for name in ("bos", "eos", "sep")]
+        adds_bos, adds_eos, adds_sep = (
+            default if flag is None else flag for flag, default in zip(flags, (bos, eos, sep), strict=True)
         )
         before = self._special("bos_token") if adds_bos else None
         after = self._special("eos_token") if adds_eos else None
-        return self._around(before, after, after) if before or after else None
+        has_separator = adds_sep and self._facts.architecture != MODERN_BERT
+        between = (self._special("sep_token") or after) if has_separator else None
+        return self._around(before, after, between=between) if before or after else None
 
     def _bert_template(self) -> Json | None:
         """[CLS] and [SEP] around texts."""
         first = self._special("cls_token") or self._special("bos_token") or self._named("[CLS]")
         last = self._special("sep_token") or self._special("eos_token") or self._named("[SEP]")
-        return self._around(first, last, last)
+        return self._around(first, last, second_type=1)
 
-    def _around(self, before: str | None, after: str | None, between: str | None) -> Json:
-        """A template of a text and of a pair of texts."""
+    def _around(
+        self, before: str | None, after: str | None, *, between: str | None = None, second_type: int = 0
+    ) -> Json:
+        """A template of a text and of a pair of texts.
+
+        Args:
+            before: token before the first text.
+            after: token behind each text.
+            between: a further token of pairs, before the second text.
+            second_type: token type of the second text.
+        """
 
         def token(text: str | None, kind: int) -> list[Json]:
             return [] if text is None else [{"SpecialToken": {"id": text, "type_id": kind}}]
 
-        first, second = ({"Sequence": {"id": name, "type_id": kind}} for kind, name in enumerate("AB"))
+        first, second = ({"Sequence": {"id": name, "type_id": kind}} for kind, name in ((0, "A"), (second_type, "B")))
         single = [*token(before, 0), first, *token(after, 0)]
         ids = {text: self._tokens.index(text) for text in (before, after, between) if text is not None}
         return {
             "type": "TemplateProcessing",
             "single": single,
-            "pair": [*single, second, *token(between, 1)],
+            "pair": [*single, *token(between, 0), second, *token(after, second_type)],
             "special_tokens": {text: {"id": text, "ids": [index], "tokens": [text]} for text, index in ids.items()},
         }
 
