@@ -14,6 +14,7 @@ from quire.kernels import native
 from tests.support.engine import Engine
 from tests.support.families import (
     SCHEDULED,
+    SEED,
     check_bits,
     check_log_probabilities,
     check_ranks,
@@ -82,7 +83,8 @@ def test_tokens_do_not_depend_on_preemption(folder_of: FolderOf, case: str) -> N
 def test_tokens_do_not_depend_on_the_ranks(folder_of: FolderOf, case: str, parallel: dict[str, int]) -> None:
     """Layers with a state may be whole on each rank of a stage. Stages may begin with layers whose block an earlier
     stage has as well, or have none with a block, and pass the embeddings on."""
-    check_ranks(folder_of(case), parallel)
+    # In the first workload two neighbours among the tokens to choose from differ by no more than float32 rounds.
+    check_ranks(folder_of(case), parallel, seed=2 if case == "zamba2-plain" else SEED)
 
 
 @pytest.mark.skipif(native.instructions() is None, reason="torch's products sum in another order with more rows")
