@@ -76,7 +76,8 @@ def check_bits(folder: Path, quantization: Any, *, requests: int = 4, tokens: in
         batch.add(f"r{index}", prompt, params)
     batch.run()
     for index, prompt in enumerate(prompts):
-        outputs = zip(batch.results[f"r{index}"].outputs, single.generate(prompt, params).outputs, strict=True)
+        outputs = list(zip(batch.results[f"r{index}"].outputs, single.generate(prompt, params).outputs, strict=True))
+        assert len(outputs) == tokens
         assert all(beside_others.logprobs == by_itself.logprobs for beside_others, by_itself in outputs)
 
 
