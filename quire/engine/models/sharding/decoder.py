@@ -85,10 +85,10 @@ class ShardedDecoder(Decoder):
         self.placement = placement
         self._groups = groups
         self._dtype = dtype
-        if not placement.is_first_stage:
+        if placement.is_first_stage:
+            self.layer_embeddings = layer_embedding_table(whole)  # of the layers of all stages and the whole vocabulary
+        else:
             del self.embed, self.embed_sum
-        elif placement.stages > 1:
-            self.layer_embeddings = layer_embedding_table(whole)
         if not placement.is_last_stage:
             del self.head
         if self.stream_ends is not None:

@@ -11,7 +11,6 @@ from quire.engine.models.specs.decoder import (
     Attention,
     DecoderSpec,
     FeedForward,
-    GatedMLP,
     GroupedQueryAttention,
     LatentAttention,
     Layer,
@@ -243,8 +242,6 @@ def _feed_forward_problem(ffn: FeedForward | None, size: int, expert_parallel: b
     if ffn is None:
         return None
     if not isinstance(ffn, MoE):
-        if isinstance(ffn, GatedMLP) and ffn.sparsity:
-            return "a feed-forward whose gates are compared with each other"
         return _indivisible(ffn.size, size, "an intermediate size")
     if ffn.shared % size:
         return f"a shared expert's intermediate size of {ffn.shared}"
