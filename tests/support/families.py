@@ -52,16 +52,16 @@ def check_log_probabilities(
             assert (values - expected[step][ids]).abs().max() / scale[step] < TOLERANCE
 
 
-def check_schedule(folder: Path, engine: Engine) -> None:
-    """Check that an engine gives each request of the workload the tokens that it gets alone."""
-    assert together(engine, workload(SEED), SEED) == alone(folder, SEED)
+def check_schedule(folder: Path, engine: Engine, seed: int = SEED) -> None:
+    """Check that an engine gives each request of a workload the tokens that it gets alone."""
+    assert together(engine, workload(seed), seed) == alone(folder, seed)
 
 
-def check_ranks(folder: Path, parallel: Mapping[str, int]) -> None:
-    """Check that ranks give the tokens of one."""
+def check_ranks(folder: Path, parallel: Mapping[str, int], seed: int = SEED) -> None:
+    """Check that ranks give the tokens of one. `seed`: of the workload."""
     engine = Engine(folder, parallel=ParallelOptions(**parallel))
     try:
-        check_schedule(folder, engine)
+        check_schedule(folder, engine, seed)
     finally:
         engine.core.close()
 
@@ -76,7 +76,8 @@ def check_bits(folder: Path, quantization: Any, *, requests: int = 4, tokens: in
         batch.add(f"r{index}", prompt, params)
     batch.run()
     for index, prompt in enumerate(prompts):
-        outputs = zip(batch.results[f"r{index}"].outputs, single.generate(prompt, params).outputs, strict=True)
+        outputs = list(zip(batch.results[f"r{index}"].outputs, single.generate(prompt, params).outputs, strict=True))
+        assert len(outputs) == tokens
         assert all(beside_others.logprobs == by_itself.logprobs for beside_others, by_itself in outputs)
 
 

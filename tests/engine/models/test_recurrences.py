@@ -12,12 +12,12 @@ import torch
 from transformers.models.minimax import modeling_minimax
 from transformers.models.minimax_m2.modeling_minimax_m2 import apply_rotary_pos_emb
 
-from quire.config.options import ModelOptions, ParallelOptions
-from quire.engine.models.errors import UnsupportedModel
+from quire.config.options import ModelOptions
 from quire.kernels import native
 from tests.support.engine import Engine
 from tests.support.families import (
     SCHEDULED,
+    SEED,
     check_bits,
     check_log_probabilities,
     check_ranks,
@@ -84,19 +84,19 @@ def test_tokens_do_not_depend_on_preemption(folder_of: FolderOf, case: str) -> N
         ("minimax", {"tensor_parallel_size": 2}),
         ("recurrent_gemma", {"pipeline_parallel_size": 2}),
         ("zamba2", {"tensor_parallel_size": 2}),
+        ("zamba2", {"pipeline_parallel_size": 2}),
         pytest.param("zamba2-plain", {"tensor_parallel_size": 2}, marks=pytest.mark.slow),
+        pytest.param("zamba2", {"pipeline_parallel_size": 5}, marks=pytest.mark.slow),
+        pytest.param("zamba2", {"pipeline_parallel_size": 2, "tensor_parallel_size": 2}, marks=pytest.mark.slow),
         pytest.param("minimax", {"pipeline_parallel_size": 2}, marks=pytest.mark.slow),
         pytest.param("recurrent_gemma", {"tensor_parallel_size": 2}, marks=pytest.mark.slow),
     ],
 )
 def test_tokens_do_not_depend_on_the_ranks(folder_of: FolderOf, case: str, parallel: dict[str, int]) -> None:
-    """Layers with a state are whole on each rank of a stage."""
-    check_ranks(folder_of(case), parallel)
-
-
-def test_blocks_that_layers_have_in_common_are_in_one_stage(folder_of: FolderOf) -> None:
-    with pytest.raises(UnsupportedModel, match=r"-parallel-size must be 1"):
-        Engine(folder_of("zamba2-plain"), parallel=ParallelOptions(pipeline_parallel_size=2))
+    """Layers with a state may be whole on each rank of a stage. Stages may begin with layers whose block an earlier
+    stage has as well, or have none with a block, and pass the embeddings on."""
+    # In the first workload two neighbours among the tokens to choose from differ by no more than float32 rounds.
+    check_ranks(folder_of(case), parallel, seed=2 if case == "zamba2-plain" else SEED)
 
 
 @pytest.mark.skipif(native.instructions() is None, reason="torch's products sum in another order with more rows")

@@ -15,7 +15,7 @@ from tests.support.vision_models import SEES, prompt_with_pictures
 CASES = [
     ("qwen2_5_vl", {**TP, **PP}),
     ("paligemma2", TP),  # whose prompt is read in both directions
-    *(pytest.param(case, TP, marks=pytest.mark.slow) for case in ("qwen3_vl", "mistral3", "gemma3-narrow")),
+    *(pytest.param(case, TP, marks=pytest.mark.slow) for case in ("qwen3_vl", "mistral3", "gemma3-narrow", "gemma3n")),
     pytest.param("smolvlm", PP, marks=pytest.mark.slow),
 ]
 

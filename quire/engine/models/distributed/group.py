@@ -61,6 +61,11 @@ class RankGroup(RankConnection):
         self._backend.gather([gathered] if gathered else [], [x], options).wait()
         return gathered
 
+    def all_gather(self, x: Tensor) -> Tensor:
+        """(size, *shape): the ranks' tensors, all of one shape, on all ranks."""
+        break_capture()
+        return self._all_gather(x.contiguous())
+
     def _all_gather(self, x: Tensor) -> Tensor:
         """(size, *shape): the ranks' tensors."""
         gathered = x.new_empty(self.size, *x.shape)

@@ -9,11 +9,10 @@ from torch import Tensor, nn
 
 from quire.engine.models.distributed.group import RankGroup
 from quire.engine.models.layers.linear import Linear, LoRARows
-from quire.engine.models.layers.parallel import row_parallel
+from quire.engine.models.layers.parallel import keep_largest_over_ranks, row_parallel
 from quire.kernels.activation import act_and_mul
 from quire.kernels.add_scaled import scaled
 from quire.kernels.multiply import scale_in_place
-from quire.kernels.streams import keep_largest
 from quire.kernels.xielu import XieluNumbers, xielu
 
 
@@ -52,6 +51,7 @@ class GatedMLPLayer(nn.Module):
         self.act = act
         self._gate_scale, self._out_scale = gate_scale, out_scale
         self._deviations = NormalDist().inv_cdf(sparsity) if sparsity else None
+        self._group = group
 
     def forward(self, x: Tensor, lora: LoRARows | None = None) -> Tensor:
         """(tokens, hidden) to (tokens, hidden). `lora`: see `Linear`."""
@@ -59,7 +59,7 @@ class GatedMLPLayer(nn.Module):
         if self._gate_scale != 1.0:
             scale_in_place(gate_up[:, : self.gate_up.parts[0]], self._gate_scale)
         if self._deviations is not None:
-            keep_largest(gate_up[:, : self.gate_up.parts[0]], self._deviations)
+            keep_largest_over_ranks(gate_up[:, : self.gate_up.parts[0]], self._deviations, self._group)
         out: Tensor = self.down(act_and_mul(gate_up, self.act), lora=lora)
         return scaled(out, self._out_scale)
 

@@ -12,6 +12,7 @@ from typing_extensions import override
 from quire.engine.models.distributed.group import RankGroup
 from quire.engine.models.layers.embedding import Embedding
 from quire.engine.models.layers.linear import Linear
+from quire.kernels.streams import keep_largest
 
 
 class RowParallelLinear(Linear):
@@ -52,6 +53,19 @@ def normalize_over_ranks(parts: Sequence[Tensor], eps: float, group: RankGroup) 
         part * torch.rsqrt(sums[:, index : index + 1] / (part.shape[1] * group.size) + eps)
         for index, part in enumerate(parts)
     ]
+
+
+def keep_largest_over_ranks(x: Tensor, deviations: float, group: RankGroup | None) -> None:
+    """Do what `keep_largest` does, with rows (rows, columns) of which each rank of a group has some columns.
+
+    Each rank computes all columns, so the results have the bits of one rank.
+    """
+    if group is None:
+        keep_largest(x, deviations)
+        return
+    columns = torch.cat(tuple(group.all_gather(x)), 1)
+    keep_largest(columns, deviations)
+    x.copy_(columns.chunk(group.size, 1)[group.rank])
 
 
 class VocabParallelEmbedding(Embedding):

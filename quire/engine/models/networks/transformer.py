@@ -27,7 +27,7 @@ from quire.engine.models.specs.decoder import (
     TransformerSpec,
 )
 from quire.engine.models.specs.rope import Rope
-from quire.engine.models.specs.shared_block import BlockBeforeRecurrence
+from quire.engine.models.specs.shared_block import read_embedded
 
 
 class Transformer(LayerStack):
@@ -35,6 +35,7 @@ class Transformer(LayerStack):
 
     Attributes:
         num_adapters: number of its adapters (LoRA), whose ids are below it.
+        keeps_embedded: the input of the first layer is kept for layers that read it.
     """
 
     def __init__(self, spec: TransformerSpec, tied: Linear | None = None, group: RankGroup | None = None) -> None:
@@ -58,7 +59,7 @@ class Transformer(LayerStack):
         self.relative_bias = RelativeBiasTable(biases[0], _grouped(spec)[0].heads) if biases else None
         tables = [layer.attn for layer in spec.layers if isinstance(layer.attn, DisentangledAttention)]
         self.relative_positions = RelativePositions(tables[0], spec) if tables else None
-        self._reads_embedded = any(isinstance(layer.attn, BlockBeforeRecurrence) for layer in spec.layers)
+        self.keeps_embedded = read_embedded(spec.layers)
         self.layer_embeddings = layer_embedding_table(spec)
         if isinstance(spec, DecoderSpec) and spec.streams is not None:
             self.stream_ends = StreamEnds(spec.streams, spec.hidden)
@@ -81,7 +82,7 @@ class Transformer(LayerStack):
     def _begun(self, inputs: ModelInputs, step: StepContext) -> tuple[Tensor, StepContext]:
         """The input of the first layer, and the step with what layers read of it."""
         x = self._embedded(inputs)
-        if self._reads_embedded:
+        if self.keeps_embedded:
             step = replace(step, embedded=x)
         if self.layer_embeddings is not None:
             step = replace(step, layer_inputs=self.layer_embeddings(inputs.token_ids, x, inputs.items))

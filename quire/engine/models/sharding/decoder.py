@@ -25,6 +25,7 @@ from quire.engine.models.sharding.shard import part_of, shard, stage_layers
 from quire.engine.models.specs.cache import CacheGroup, CacheShape, StateCache
 from quire.engine.models.specs.decoder import DecoderSpec, EncoderSpec
 from quire.engine.models.specs.rope import Rope
+from quire.engine.models.specs.shared_block import read_embedded
 
 
 def check_parallel(config: ModelConfig) -> None:
@@ -74,6 +75,7 @@ class ShardedDecoder(Decoder):
         caches = _caches(whole, placement)
         self._received = PassedColumns.before(whole, self.stage.start, caches)
         self._sent = PassedColumns.before(whole, self.stage.stop, caches)
+        self.keeps_embedded = read_embedded(whole.layers)  # for later stages, too
         self.caches = {**self.caches, **{self._copy_of(source): caches[source] for source in self._received.stored}}
         for source in self._sent.stored:
             if source in self.stage:
@@ -83,10 +85,10 @@ class ShardedDecoder(Decoder):
         self.placement = placement
         self._groups = groups
         self._dtype = dtype
-        if not placement.is_first_stage:
+        if placement.is_first_stage:
+            self.layer_embeddings = layer_embedding_table(whole)  # of the layers of all stages and the whole vocabulary
+        else:
             del self.embed, self.embed_sum
-        elif placement.stages > 1:
-            self.layer_embeddings = layer_embedding_table(whole)
         if not placement.is_last_stage:
             del self.head
         if self.stream_ends is not None:
@@ -155,7 +157,8 @@ class ShardedDecoder(Decoder):
             for source, pair in received.stored.items():
                 attend.store(self._copy_of(source), pair.keys, pair.values)
                 step.stored[self._copy_of(source)] = pair
-            x, step = received.hidden, replace(step, layer_inputs=received.inputs)
+            x = received.hidden
+            step = replace(step, layer_inputs=received.inputs, embedded=received.embedded)
         hidden = self.run_layers(x, step, more_layers=groups.next is not None)
         if groups.next is None:
             return hidden
@@ -173,7 +176,7 @@ class ShardedDecoder(Decoder):
             source: step.stored[source - first if source in self.stage else self._copy_of(source)]
             for source in self._sent.stored
         }
-        return PassedValues(hidden, inputs, stored)
+        return PassedValues(hidden, inputs, step.embedded if self._sent.embedded else None, stored)
 
 
 def _caches(whole: DecoderSpec, placement: Placement) -> Mapping[int, CacheShape]:

@@ -11,7 +11,6 @@ from quire.engine.models.specs.decoder import (
     Attention,
     DecoderSpec,
     FeedForward,
-    GatedMLP,
     GroupedQueryAttention,
     LatentAttention,
     Layer,
@@ -57,6 +56,7 @@ def stage(spec: DecoderSpec, index: int, stages: int) -> DecoderSpec:
     all layers are made before the first one.
 
     A layer that reads keys of one in an earlier stage reads a copy of them, whose index is behind those of the layers.
+    Weights that layers of several stages have in common are in each of these stages.
     """
     if stages == 1:
         return spec
@@ -184,10 +184,6 @@ def check_divisible(spec: DecoderSpec, placement: Placement) -> None:
                 f"--pipeline-parallel-size {placement.stages} is not supported for this model: a stage would begin "
                 "with a layer that attends to the tokens which a layer of an earlier stage has selected"
             )
-    if placement.stages > 1 and any(isinstance(layer.attn, BlockBeforeRecurrence) for layer in spec.layers):
-        raise UnsupportedModel(
-            f"--pipeline-parallel-size must be 1 for models with {BlockBeforeRecurrence.description}"
-        )
     problem = _problem(spec, placement.tensor_size, placement.expert_parallel)
     if problem is not None:
         attentions = [_attention_of(layer) for layer in spec.layers]
@@ -246,8 +242,6 @@ def _feed_forward_problem(ffn: FeedForward | None, size: int, expert_parallel: b
     if ffn is None:
         return None
     if not isinstance(ffn, MoE):
-        if isinstance(ffn, GatedMLP) and ffn.sparsity:
-            return "a feed-forward whose gates are compared with each other"
         return _indivisible(ffn.size, size, "an intermediate size")
     if ffn.shared % size:
         return f"a shared expert's intermediate size of {ffn.shared}"

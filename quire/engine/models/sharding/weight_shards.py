@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -48,14 +49,18 @@ class WeightShards:
         self._local: Mapping[str, Sequence[int]] = {
             name: tuple(parameter.shape) for name, parameter in decoder.named_parameters()
         }
+        self._names = _all_names(model)
         self._sections, self._local_sections = _sections(model), _sections(decoder)
         self._linears = _linears(model)
         self._local_linears = _linears(decoder)
 
     def local(self, name: str) -> str | None:
         """Name of a parameter in the rank's decoder; None if another rank has it."""
-        if name == _EMBEDDING and name not in self._local and self._spec.tied:
-            name = _HEAD
+        names = (self._local_name(alias) for alias in self._names.get(name, (name,)))
+        return next((local for local in names if local in self._local), None)
+
+    def _local_name(self, name: str) -> str | None:
+        """The name that a parameter has in the rank's decoder, if the rank has it."""
         if match := _LAYER.fullmatch(name):
             index, suffix = int(match[1]), match[2]
             if expert := _EXPERT.fullmatch(suffix):
@@ -64,7 +69,7 @@ class WeightShards:
                     return None
                 suffix = f"ffn.experts.{int(expert[1]) - experts.start}.{expert[2]}"
             name = f"layers.{index - self._layers.start}.{suffix}"
-        return name if name in self._local else None
+        return name
 
     def experts(self, layer: int) -> range:
         """Indices of the experts of a layer that the rank has; empty if it does not have the layer."""
@@ -166,6 +171,14 @@ class WeightShards:
 
 def _linears(model: nn.Module) -> dict[str, Linear]:
     return {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
+
+
+def _all_names(model: nn.Module) -> Mapping[str, Sequence[str]]:
+    """All names of each parameter by the first one: layers, or embedding and head, may have it in common."""
+    names = defaultdict[nn.Parameter, list[str]](list)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names[parameter].append(name)
+    return {same[0]: same for same in names.values()}
 
 
 def _sections(model: nn.Module) -> dict[str, Sequence[int]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from typing_extensions import override
 
 from quire.engine.models.specs.cache import CacheShape, ChunkCache, FullCache, StateCache, WindowCache
-from quire.engine.models.specs.decoder import Attention, GatedMLP, GroupedQueryAttention, Recurrence
+from quire.engine.models.specs.decoder import Attention, GatedMLP, GroupedQueryAttention, Layer, Recurrence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,3 +48,8 @@ class BlockBeforeRecurrence(Attention):
     @override
     def cache_shape(self, alignment: int = 1) -> CacheShape:
         return self.attention.cache_shape(alignment)
+
+
+def read_embedded(layers: Iterable[Layer]) -> bool:
+    """Return whether some layers read the embedding of the token."""
+    return any(isinstance(layer.attn, BlockBeforeRecurrence) for layer in layers)

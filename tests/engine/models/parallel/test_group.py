@@ -67,6 +67,15 @@ def test_tensors_are_gathered(tmp_path: Path) -> None:
     assert on_ranks(3, tmp_path, gather) == [[0.0, 1.0, 2.0], [], []]
 
 
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("rows", [2, 0])
+def test_tensors_are_gathered_on_all_ranks(tmp_path: Path, size: int, rows: int) -> None:
+    def gather(group: RankGroup) -> list[list[float]]:
+        return group.all_gather(torch.full((3, rows), float(group.rank)).T)[..., 0].tolist()
+
+    assert on_ranks(size, tmp_path, gather) == [[[float(rank)] * rows for rank in range(size)]] * size
+
+
 def test_ranks_send_to_each_other_before_they_receive(tmp_path: Path) -> None:
     """As many tensors as the links are deep, in order."""
     received_all = Barrier(2)

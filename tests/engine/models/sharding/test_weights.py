@@ -40,7 +40,7 @@ def fill(folder: Path, placement: Placement) -> tuple[ShardedDecoder, ShardedWei
     names = weight_names(config.spec, config.facts)
     filler = ShardedWeightFiller(model, names, WeightShards(model), tied=config.spec.tied)
     with ReferenceDevice().activate(), SafetensorsCheckpoint(folder) as checkpoint:
-        filler.fill(checkpoint.tensors(torch.float32, lambda _: None, filler))
+        filler.fill(names.prepare(checkpoint.tensors(torch.float32, lambda _: None, filler)))
     return model, filler
 
 
@@ -115,6 +115,20 @@ def test_the_last_stage_has_a_tied_head_of_its_own(tmp_path: Path) -> None:
     assert "head.weight" not in first
     assert "embed.weight" not in last
     assert torch.equal(last["layers.0.attn_norm.weight"], model.model.layers[2].input_layernorm.weight)
+
+
+def test_each_stage_has_the_blocks_of_its_layers(tmp_path: Path) -> None:
+    """The block of layers 1 and 4 is in both stages, that of layer 3 in the last one."""
+    folder = save_model(make_model("zamba2"), tmp_path)
+    whole = parameters(folder, Placement(0, 1))
+    first, last = (parameters(folder, Placement(rank, 1, 2)) for rank in range(2))
+    for part in ("attention.out.weight", "attention.qkv.base.weight", "ffn.gate_up.base.weight", "attn_norm.weight"):
+        common, other = (whole[f"layers.{layer}.attn.{part}"] for layer in (1, 3))
+        assert torch.equal(first[f"layers.1.attn.{part}"], common)
+        assert torch.equal(last[f"layers.1.attn.{part}"], other)
+        assert torch.equal(last[f"layers.2.attn.{part}"], common)
+    assert torch.equal(last["layers.2.attn.linear.weight"], whole["layers.4.attn.linear.weight"])
+    assert not any(tensor.isnan().any() for part in (first, last) for tensor in part.values())
 
 
 def test_a_weight_of_the_wrong_shape_is_named_with_the_shape_of_the_whole(tmp_path: Path) -> None:
