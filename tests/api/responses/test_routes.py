@@ -169,6 +169,12 @@ async def test_what_cannot_be_granted_is_refused_by_name(
         assert (await ask(server))["status"] == "completed"
 
 
+async def test_an_error_of_the_template_names_the_input(tmp_path: Path) -> None:
+    async with running_server(tmp_path, chat_template="{{ raise_exception('no') }}") as server:
+        error = (await server.post(PATH, {"input": "hi"})).json()["error"]
+        assert error["param"] == "input"
+
+
 async def test_an_item_of_an_unknown_type_is_named(tmp_path: Path) -> None:
     async with running_server(tmp_path) as server:
         error = (await server.post(PATH, {"input": [{"type": "computer_call"}]})).json()["error"]
