@@ -90,14 +90,14 @@ class Command(BaseSettings):
         """Return the namespace of the arguments. Errors have one line; those of argparse follow a list of all flags."""
 
         def refuse(message: str) -> NoReturn:
-            parser.exit(2, f"quire {cls.name}: {message}. `quire {cls.name} --help` lists all flags.\n")
+            parser.exit(2, f"quire {cls.name}: {message} `quire {cls.name} --help` lists all flags.\n")
 
-        parser.error = refuse  # type: ignore[method-assign]
+        parser.error = lambda message: refuse(f"{message}.")  # type: ignore[method-assign]
         namespace, unknown = parser.parse_known_args(arguments)
         for argument in unknown:
             name = argument.partition("=")[0]
             nearest = get_close_matches(name, map(cls.flag, cls.model_fields), 1)
-            refuse(f"unknown argument {_shown(name)}" + (f"; did you mean {nearest[0]}?" if nearest else ""))
+            refuse(f"unknown argument {_shown(name)}" + (f"; did you mean {nearest[0]}?" if nearest else "."))
         return namespace
 
     @property
