@@ -32,6 +32,7 @@ from quire.workers.errors import WorkerError
 logger = logging.getLogger(__name__)
 _MAX_PROBLEMS = 10
 _NO_STRING = "Input should be a valid string"
+_NO_OBJECT = frozenset({"dict_type", "model_type", "model_attributes_type", "dataclass_type"})  # types of problems
 CLIENT_CLOSED = 499  # status for logs and metrics; the response is not read
 
 
@@ -133,6 +134,8 @@ def _message(problem: Mapping[str, Any]) -> str:
         about = problem["ctx"]
         # The discriminator is the name of a function where the type is found by one.
         return f"The type {shorten(about['tag'])!r} is not supported; supported: {about['expected_tags']}"
+    if problem["type"] in _NO_OBJECT:  # pydantic speaks of dictionaries, and names classes
+        return "Input should be an object"
     return shorten(str(problem["msg"]).removeprefix("Value error, "), MAX_MESSAGE // _MAX_PROBLEMS)
 
 

@@ -30,6 +30,20 @@ async def test_pages_that_do_not_exist(tmp_path: Path) -> None:
         assert answer.status_code == 400
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "complaint"),
+    [
+        (COMPLETIONS, "[]", "body: Input should be an object"),
+        (COMPLETIONS, '{"prompt": "x", "stream_options": 1}', "stream_options: Input should be an object"),
+        (COMPLETIONS, '{"prompt": "x", "logit_bias": []}', "logit_bias: Input should be an object"),
+    ],
+)
+async def test_an_object_is_called_so(tmp_path: Path, path: str, body: str, complaint: str) -> None:
+    async with running_server(tmp_path) as server:
+        answer = await server.http.post(path, content=body, headers={"content-type": "application/json"})
+        assert (answer.status_code, answer.json()["error"]["message"]) == (400, complaint)
+
+
 async def test_what_can_be_got_has_a_head(tmp_path: Path) -> None:
     async with running_server(tmp_path) as server:
         for path in ("/", "/v1/models", "/v1/models/fake", "/metrics", "/version", "/openapi.json"):
