@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 from quire import __version__
 from quire.config.command import Command, ConfigError
@@ -49,7 +50,10 @@ def run_command(
         asked = (words[1:] if words[:1] == ["bench"] else words[:1]) in _HELP
         print(_overview(), file=sys.stdout if asked else sys.stderr)
         if not asked:
-            print(f"quire: there is no command {_command_words(words)!r}", file=sys.stderr)
+            word = _command_words(words)
+            similar = get_close_matches(word, [command.name for command in COMMANDS], 1, 0.75)
+            meant = f"; did you mean `quire {similar[0]}`?" if similar else ""
+            print(f"quire: there is no command {word!r}{meant}", file=sys.stderr)
         sys.exit(0 if asked else _USAGE_ERROR)
     command, options = match
     try:

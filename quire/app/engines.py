@@ -14,6 +14,7 @@ from quire.config.commands import Serve
 from quire.config.options import ModelOptions, ParallelOptions
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.client.engine import Engine
+from quire.engine.client.errors import EngineDead
 from quire.engine.client.launch import PreparedProcess
 from quire.engine.client.model_info import ModelInfo
 from quire.engine.client.replicas.scaling import Scaling
@@ -160,9 +161,12 @@ class RunningEngine(RunningModel):
         """Wait until all cores are loaded.
 
         Raises:
-            EngineDead: one could not be loaded.
+            EngineDead: one could not be loaded; it names the model, which may be one of several.
         """
-        return await self._cores.ready()
+        try:
+            return await self._cores.ready()
+        except EngineDead as error:
+            raise EngineDead(f"{self._source.names[0]}: {error}") from error
 
     async def loaded(self, media_memory: MediaMemory | None = None) -> ServedModel:
         """See `RunningModel`."""

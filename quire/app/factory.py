@@ -34,6 +34,7 @@ from quire.app.middleware import (
     Middleware,
     apply_middleware,
     body_limit,
+    head_as_get,
     host_check,
     orca_header,
     probes,
@@ -85,7 +86,7 @@ def create_app(
         layers += [_cors(server.allowed_origins), timing_allowance(server.allowed_origins)]
     layers += [orca_header(state), refusal_while_draining(state)]
     layers += [doors(keys, sessions.secrets, server), rate_limits(metrics)]
-    layers += [body_limit(int(state.limits.max_body_size)), probes(state)]
+    layers += [body_limit(int(state.limits.max_body_size)), probes(state), head_as_get()]
     return apply_middleware(routes, layers)
 
 

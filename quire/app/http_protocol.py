@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import httptools
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from quire.api.http.body import RELEASE_BODY
@@ -47,6 +47,26 @@ def probe_detector(root_path: str) -> Callable[[bytes], object]:
     """A function that returns something true for the beginning of a probe's request, as probes send it."""
     root, paths = re.escape(root_path.encode()), b"|".join(re.escape(path.encode()) for path in PROBE_PATHS)
     return re.compile(b"(?:GET|HEAD|POST) (?:%b)?(?:%b)[ ?]" % (root, paths)).match
+
+
+def _without_chunks(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
+    """The app, for a client of HTTP/1.0, which knows no chunks: a body of unknown length ends with the connection."""
+
+    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+        has_length = True
+
+        async def send_plainly(message: Message) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            if not has_length:
+                cycle.chunked_encoding = False
+                cycle.expected_content_length = len(message.get("body", b""))  # uvicorn counts down to 0
+            await send(message)
+
+        await app(scope, receive, send_plainly)
+
+    return handle
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -187,7 +207,7 @@ class BoundedProtocol(HttpToolsProtocol):
         is_probe = endpoint_path(cycle.scope) in PROBE_PATHS  # type: ignore[arg-type]
         if not is_probe and self._table.take_place(cycle):
             self._table.mark_busy(self)
-            app = self._in_turn(app, cycle)
+            app = self._in_turn(app if cycle.scope["http_version"] != "1.0" else _without_chunks(app, cycle), cycle)
         else:
             self._table.mark_reading(self)
             app = app if is_probe else self._refuse_for_now

@@ -93,6 +93,25 @@ def probes(state: ServerState) -> Middleware:
     return layer
 
 
+def head_as_get() -> Middleware:
+    """Answer HEAD as GET: checks of links, proxies and some clients send it first. uvicorn leaves out the body."""
+
+    def layer(app: ASGIApp) -> ASGIApp:
+        async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http" or scope["method"] != "HEAD":
+                await app(scope, receive, send)
+                return
+            as_get = {**scope, "method": "GET"}
+            try:
+                await app(as_get, receive, send)
+            finally:
+                scope["route"] = as_get.get("route")  # for the metrics
+
+        return handle
+
+    return layer
+
+
 def body_limit(maximum: int) -> Middleware:
     """Refuse larger bodies, by their Content-Length or their actual length. Starlette's own responds in plain text."""
 

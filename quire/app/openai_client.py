@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from http import HTTPStatus
 from typing import Any
 
 import httpx
@@ -34,7 +35,11 @@ def first_model(client: httpx.Client) -> str:
         ServerError: it lists no models.
     """
     try:
-        answer = client.get("models").raise_for_status()
+        answer = client.get("models")
+        if not answer.is_success:
+            is_elsewhere = answer.status_code == HTTPStatus.NOT_FOUND
+            meant = "; the base URL of most servers ends in /v1" if is_elsewhere else ""
+            raise ServerError(f"could not list the models of {client.base_url}: {error_text(answer)}{meant}")
         return str(answer.json()["data"][0]["id"])
     except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
         raise ServerError(f"could not list the models of {client.base_url}: {error}") from error

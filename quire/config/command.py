@@ -7,8 +7,9 @@ import re
 import tomllib
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, NoReturn, Self, cast
 
 from pydantic import Field, PrivateAttr, ValidationError
 from pydantic.fields import FieldInfo
@@ -60,7 +61,7 @@ class Command(BaseSettings):
 
         Raises:
             ConfigError: a value is out of range or of the wrong type, or a setting does not exist.
-            SystemExit: argparse printed the help, or a flag does not exist.
+            SystemExit: argparse printed the help, or refused a flag.
         """
         for argument in arguments:
             if argument.startswith("--") and argument.endswith("=--"):  # argparse would take it for no value
@@ -71,6 +72,7 @@ class Command(BaseSettings):
                 cls,
                 cli_parse_args=translated,
                 cli_prog_name=f"quire {cls.name}",
+                parse_args_method=cls._parse_flags,
                 add_argument_method=_add_argument,
             )
             settings = cls(_cli_settings_source=source)
@@ -82,6 +84,21 @@ class Command(BaseSettings):
             raise ConfigError("\n".join(cls._message(item) for item in error.errors())) from error
         except SettingsError as error:
             raise ConfigError(f"quire {cls.name}: {error.__cause__ or error}") from error
+
+    @classmethod
+    def _parse_flags(cls, parser: ArgumentParser, arguments: Sequence[str]) -> Any:
+        """Return the namespace of the arguments. Errors have one line; those of argparse follow a list of all flags."""
+
+        def refuse(message: str) -> NoReturn:
+            parser.exit(2, f"quire {cls.name}: {message} `quire {cls.name} --help` lists all flags.\n")
+
+        parser.error = lambda message: refuse(f"{message}.")  # type: ignore[method-assign]
+        namespace, unknown = parser.parse_known_args(arguments)
+        for argument in unknown:
+            name = argument.partition("=")[0]
+            nearest = get_close_matches(name, map(cls.flag, cls.model_fields), 1)
+            refuse(f"unknown argument {_shown(name)}" + (f"; did you mean {nearest[0]}?" if nearest else "."))
+        return namespace
 
     @property
     def flags(self) -> frozenset[str]:

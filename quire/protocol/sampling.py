@@ -94,7 +94,9 @@ class ChatAndCompletionFields(CommonSamplingFields):
 
     n: Annotated[int, Field(ge=1)] | None = Field(1, description="answers for each prompt")
     stream_options: StreamOptions | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = Field(
+        None, description="keep this many tokens of the prompt; -1: as many as leave room for the answer"
+    )
     truncation_side: Literal["left", "right"] | None = Field(
         None, description="the side of the prompt that truncate_prompt_tokens cuts; default: left"
     )
@@ -117,6 +119,12 @@ class ChatAndCompletionFields(CommonSamplingFields):
         """Whether all chunks of the stream have token counts."""
         options = self.stream_options
         return options is not None and options.include_usage and options.continuous_usage_stats
+
+    @model_validator(mode="after")
+    def _some_tokens(self) -> Self:
+        if self.truncate_prompt_tokens == 0:
+            raise field_error("truncate_prompt_tokens", "`truncate_prompt_tokens` must be -1, or at least 1.")
+        return self
 
     @model_validator(mode="after")
     def _streaming(self) -> Self:

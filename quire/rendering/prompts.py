@@ -377,7 +377,8 @@ class PromptBuilder:
         source = conversation.template or self.sources.get(named)
         if source is None:
             raise PromptError(
-                "The model has no chat template; start the server with --chat-template, or use /v1/completions.",
+                "The model has no chat template; start the server with --chat-template, or send a text: `prompt` to "
+                "/v1/completions, `input` to endpoints that pool.",
                 "messages",
             )
         return self._compile(source)

@@ -81,7 +81,7 @@ class SequencePlan:
                     if most
                     else "tokens, and one output token must fit as well"
                 )
-                + ". Please reduce the length of the input.",
+                + f". Please {_advice(length, most, limit)}.",
                 "input_tokens" if length >= limit or not most else "max_tokens",
             )
         if self.params.min_tokens > (max_tokens := self._max_tokens(length)):
@@ -135,7 +135,8 @@ class SequencePlan:
         keep, limit, ids = self.body.truncate_prompt_tokens, self.model.info.max_model_len, prompt.token_ids
         if keep is None:
             return prompt
-        keep = limit - 1 if keep == -1 else keep
+        if keep == -1:  # as much as leaves room for the answer
+            keep = max(limit - (self.body.most_tokens or 1), 1)
         if keep >= len(ids):
             return Prompt(ids)
         return Prompt(ids[:keep] if self.body.truncation_side == "right" else ids[len(ids) - keep :])
@@ -247,8 +248,17 @@ def _fill_in(body: GenerationRequest, model: ServedModel, state: ServerState) ->
         body.return_metrics = body.streams_usage or not body.stream
 
 
+def _advice(length: int, most: int | None, limit: int) -> str:
+    """What helps a request with too many tokens."""
+    if most is None or length >= limit:
+        return "reduce the length of the input"
+    fewer = "request fewer output tokens"
+    return fewer if most >= limit else f"reduce the length of the input, or {fewer}"
+
+
 def _check_limits(body: GenerationRequest, model: ServedModel, limits: LimitOptions) -> None:
-    reported = ("logprobs", "sample", body.alternatives), ("prompt_logprobs", "prompt", body.prompt_alternatives)
+    asked = "top_logprobs" if getattr(body, "top_logprobs", None) else "logprobs"
+    reported = (asked, "sample", body.alternatives), ("prompt_logprobs", "prompt", body.prompt_alternatives)
     for name, kind, value in reported:
         if value is not None and 0 <= limits.max_logprobs < value:
             raise InvalidRequest(

@@ -37,7 +37,11 @@ def test_numpy_has_no_threads_that_spin(monkeypatch: pytest.MonkeyPatch, before:
 
 
 def test_unknown_commands_end_with_the_overview_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, complaint in ((("sreve",), "'sreve'"), (("bench", "foo", "--seed", "1"), "'bench foo'")):
+    for words, complaint in (
+        (("sreve",), "'sreve'; did you mean `quire serve`?"),
+        (("zzz",), "'zzz'"),
+        (("bench", "foo", "--seed", "1"), "'bench foo'"),
+    ):
         assert status(*words) == 2
         shown = capsys.readouterr()
         assert shown.out == ""

@@ -294,6 +294,24 @@ async def test_unusual_requests_are_served(tmp_path: Path) -> None:
 
 
 @on_uvloop
+async def test_a_stream_over_http_1_0_has_no_chunks_and_ends_with_the_connection(tmp_path: Path) -> None:
+    async with running_server(tmp_path, FakeCore(answer=says("y" * 200))) as server:
+        for body in (STREAM, {**STREAM, "stream": False}):
+            async with connected(server) as client:
+                await client.send(post(body).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+                head, _, content = (await client.rest()).partition(b"\r\n\r\n")
+            assert b"transfer-encoding" not in head.lower()
+            assert b"\r\nconnection: close" in head.lower()
+            if body["stream"]:
+                assert content.startswith(b"data: {")
+                assert content.endswith(b"}\n\ndata: [DONE]\n\n")
+                texts = [chunk["choices"][0]["text"] for chunk in chunks_of(content.decode())]
+                assert "".join(texts) == "y" * 200
+            else:
+                assert json.loads(content)["choices"][0]["text"] == "y" * 200
+
+
+@on_uvloop
 async def test_a_client_may_ask_before_it_sends_its_body(tmp_path: Path) -> None:
     async with running_server(tmp_path, max_body_size=1000, body_timeout=5) as server, connected(server) as client:
         head, _, body = post({"prompt": "abc"}, "Expect: 100-continue").partition(b"\r\n\r\n")

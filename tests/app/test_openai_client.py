@@ -50,6 +50,12 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(self.server.stream)
 
+    def do_GET(self) -> None:
+        status, message = (401, "Who are you?") if self.path == "/v1/models" else (404, "Not Found")
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(b'{"error": {"message": "%b"}}' % message.encode())
+
     def log_message(self, *_: object) -> None:
         """Keep quiet."""
 
@@ -74,6 +80,19 @@ def quire(server: Server, capsys: pytest.CaptureFixture[str]) -> Run:
         return left.value.code, shown.out + shown.err
 
     return run
+
+
+@pytest.mark.parametrize(
+    ("path", "complaint"),
+    [("/v1", "401: Who are you?\n"), ("", "404: Not Found; the base URL of most servers ends in /v1\n")],
+)
+def test_models_that_are_not_listed(
+    server: Server, capsys: pytest.CaptureFixture[str], path: str, complaint: str
+) -> None:
+    url = f"http://127.0.0.1:{server.server_port}"
+    with pytest.raises(SystemExit):
+        main(["chat", "--message", "x", "--url", url + path])
+    assert capsys.readouterr().err.endswith(complaint)
 
 
 def test_odd_streams_are_understood(server: Server, quire: Run) -> None:

@@ -178,6 +178,8 @@ def test_a_model_that_cannot_be_loaded_is_explained_in_a_line(folder: Path, tmp_
     assert "model.safetensors is not a safetensors file" in said
     assert "Traceback" not in said
     assert "--max-model-len is 9999" in failing(str(folder), "--port", "0", "--max-model-len", "9999")
+    said = failing(str(folder), str(broken), "--served-model-name", f"second={broken}", "--port", "0")
+    assert "cannot serve: second: The engine has stopped: " in said
 
 
 def test_a_port_in_use_is_explained_before_a_model_is_looked_for() -> None:

@@ -136,11 +136,23 @@ def test_all_errors_are_reported_at_once() -> None:
     assert str(refused.value).count("expects") == 2
 
 
-def test_unknown_flags_end_with_usage(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--prot", "1"], "unknown argument '--prot'; did you mean --port?"),
+        (["--max-modle-len=16"], "unknown argument '--max-modle-len'; did you mean --max-model-len?"),
+        (["--zzzz"], "unknown argument '--zzzz'."),
+        (["--port"], "argument --port: expected one argument."),
+    ],
+)
+def test_unknown_flags_end_with_a_line(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as left:
-        Serve.parse(["--prot", "1"])
+        Serve.parse(arguments)
     assert left.value.code == 2
-    assert "--prot" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert shown == f"quire serve: {complaint} `quire serve --help` lists all flags.\n"
 
 
 def test_help_shows_every_setting(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from quire.api.http.error_handlers import field_path
-from quire.protocol.errors import InvalidRequest
+from quire.protocol.errors import InvalidRequest, shorten
 from quire.protocol.strict_json import (
     MAX_DEPTH,
     NestedTooDeeply,
@@ -72,14 +72,28 @@ async def _give_way(content: bytes) -> None:
 
 
 def check_media_type(request: Request) -> None:
-    """Refuse bodies that are not declared as JSON.
+    """Refuse bodies that are not declared as JSON, or are compressed.
 
     Raises:
-        InvalidRequest: the Content-Type header is missing or different.
+        InvalidRequest: the Content-Type header is missing or different, or there is a Content-Encoding.
     """
+    check_encoding(request)
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise InvalidRequest("Unsupported Media Type: Only 'application/json' is allowed")
+
+
+def check_encoding(request: Request) -> None:
+    """Refuse compressed bodies, whose bytes would only be said to be invalid.
+
+    Raises:
+        InvalidRequest: the body has an encoding.
+    """
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise InvalidRequest(
+            f"Bodies with the Content-Encoding {shorten(encoding)!r} are not supported: send the body uncompressed."
+        )
 
 
 def request_of(kind: type[Body], fields: Mapping[str, Any]) -> Body:

@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import iter_route_contexts
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -31,6 +32,7 @@ from quire.workers.errors import WorkerError
 logger = logging.getLogger(__name__)
 _MAX_PROBLEMS = 10
 _NO_STRING = "Input should be a valid string"
+_NO_OBJECT = frozenset({"dict_type", "model_type", "model_attributes_type", "dataclass_type"})  # types of problems
 CLIENT_CLOSED = 499  # status for logs and metrics; the response is not read
 
 
@@ -51,8 +53,11 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        path = endpoint_path(request.scope)
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            error.headers = {"Allow": ", ".join(sorted(_methods(app, path)))}
         cause = error.__cause__  # FastAPI replaces errors that are raised while it reads the body
-        return (cause if isinstance(cause, ApiError) else _from_http(error)).response(endpoint_path(request.scope))
+        return (cause if isinstance(cause, ApiError) else _from_http(error)).response(path)
 
     async def disconnected(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED)
@@ -90,6 +95,13 @@ class _UnhandledErrors:
             await Internal("Internal server error").response(endpoint_path(scope))(scope, receive, send)
 
 
+def _methods(app: FastAPI, path: str) -> set[str]:
+    """The methods of all routes with a path. (Starlette names those of one route.)"""
+    routes = (route for route in iter_route_contexts(app.routes) if getattr(route, "methods", None))
+    methods = {method for route in routes if route.path_regex.match(path) for method in route.methods or ()}
+    return methods | {"HEAD"} if "GET" in methods else methods
+
+
 def _validation_error(error: RequestValidationError) -> InvalidRequest:
     """All validation problems, grouped by field: a field may have problems of several members of a union."""
     problems: dict[str | None, dict[str, None]] = {}
@@ -120,8 +132,10 @@ def _message(problem: Mapping[str, Any]) -> str:
         return f"{problem['msg']}: {problem['ctx']['error']}"
     if problem["type"] == "union_tag_invalid":
         about = problem["ctx"]
-        supported = f"is not supported as {about['discriminator']}; supported: {about['expected_tags']}"
-        return f"{shorten(about['tag'])!r} {supported}"
+        # The discriminator is the name of a function where the type is found by one.
+        return f"The type {shorten(about['tag'])!r} is not supported; supported: {about['expected_tags']}"
+    if problem["type"] in _NO_OBJECT:  # pydantic speaks of dictionaries, and names classes
+        return "Input should be an object"
     return shorten(str(problem["msg"]).removeprefix("Value error, "), MAX_MESSAGE // _MAX_PROBLEMS)
 
 

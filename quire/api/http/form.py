@@ -13,7 +13,7 @@ from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import ClientDisconnect, Request
 
-from quire.api.http.body import release_body
+from quire.api.http.body import check_encoding, release_body
 from quire.api.http.routing import enter_for_request
 from quire.protocol.errors import ClientDisconnected, InvalidRequest, disk_error, shorten
 
@@ -66,13 +66,14 @@ async def read_form(
 
 
 def _check_media_type(request: Request) -> None:
-    """Raise InvalidRequest for a body that is not a form, or whose texts are in an unusual charset.
+    """Raise InvalidRequest for a body that is not a form, is compressed, or has texts in an unusual charset.
 
     Some of Python's codecs take time that grows with the square of the length, and each unknown name is kept for ever.
     """
     media_type, options = parse_options_header(request.headers.get("content-type", ""))
     if media_type != b"multipart/form-data":
         raise InvalidRequest("Unsupported Media Type: Only 'multipart/form-data' is allowed")
+    check_encoding(request)
     charset = options.get(b"charset", b"").decode("latin-1")
     if charset.lower() not in _CHARSETS:
         raise InvalidRequest(f"The charset of a form must be UTF-8, US-ASCII or ISO-8859-1, not {shorten(charset)!r}.")

@@ -45,6 +45,7 @@ _SAME_FIELDS = (
 _SOURCES = {
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
+    "messages": "input",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
 }

@@ -306,6 +306,8 @@ async def test_logprobs_follow_openais_shape(tmp_path: Path) -> None:
         ]
         assert streamed == content
         assert (await server.post(PATH, {"messages": HI, "top_logprobs": 2})).status_code == 400
+        many = await server.post(PATH, {"messages": HI, "logprobs": True, "top_logprobs": 21})
+        assert many.json()["error"]["param"] == "top_logprobs"
 
 
 async def test_max_tokens_under_both_names(tmp_path: Path) -> None:

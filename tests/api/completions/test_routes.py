@@ -206,6 +206,30 @@ async def test_a_long_prompt_is_cut_if_wanted(tmp_path: Path) -> None:
         assert refused.json()["error"]["param"] == "truncation_side"
         body = {"prompt": "x" * 3000, "truncate_prompt_tokens": -1, "max_tokens": 1}
         assert (await server.post(PATH, body)).json()["usage"]["prompt_tokens"] == 511
+        body = {"prompt": "x" * 3000, "truncate_prompt_tokens": -1, "max_tokens": 12}
+        assert (await server.post(PATH, body)).json()["usage"]["prompt_tokens"] == 500
+
+
+@pytest.mark.parametrize(
+    ("fields", "numbers", "advice"),
+    [
+        ({"prompt": "x" * 600, "max_tokens": 4}, (512, 600, 4), "Please reduce the length of the input."),
+        ({"prompt": "x" * 600, "max_tokens": None}, (512, 600), "Please reduce the length of the input."),
+        ({"prompt": "xy", "max_tokens": 9999}, (512, 2, 9999), "Please request fewer output tokens."),
+        (
+            {"prompt": "x" * 500, "max_tokens": 100},
+            (512, 500, 100),
+            "Please reduce the length of the input, or request fewer output tokens.",
+        ),
+    ],
+)
+async def test_too_many_tokens_are_refused_with_numbers_and_what_helps(
+    tmp_path: Path, fields: dict[str, Any], numbers: tuple[int, ...], advice: str
+) -> None:
+    async with running_server(tmp_path) as server:
+        error = (await server.post(PATH, fields)).json()["error"]
+        assert all(str(number) in error["message"] for number in numbers), error
+        assert error["message"].endswith(advice)
 
 
 @pytest.mark.parametrize(
@@ -256,6 +280,7 @@ async def test_a_long_prompt_is_cut_if_wanted(tmp_path: Path) -> None:
         ({"cache_salt": ""}, "cache_salt"),
         ({"suffix": "end"}, "suffix"),
         ({"truncate_prompt_tokens": 513}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"best_of": 2}, "best_of"),
         ({"use_beam_search": True, "stream": True}, "use_beam_search"),

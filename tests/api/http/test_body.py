@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import itertools
 import json
 import time
@@ -62,6 +63,18 @@ async def test_only_json_is_taken(tmp_path: Path) -> None:
         headers = {"content-type": "Application/JSON; charset=utf-8"}
         answer = await server.http.post(COMPLETIONS, content=b'{"prompt": "x"}', headers=headers)
         assert answer.status_code == 200
+
+
+async def test_compressed_bodies_are_refused_as_such(tmp_path: Path) -> None:
+    async with running_server(tmp_path) as server:
+        headers = {"content-type": "application/json", "content-encoding": "gzip"}
+        answer = await server.http.post(COMPLETIONS, content=gzip.compress(b'{"prompt": "x"}'), headers=headers)
+        assert (answer.status_code, "'gzip' are not supported" in answer.text) == (400, True)
+        form = {"content-type": "multipart/form-data; boundary=b", "content-encoding": "gzip"}
+        answer = await server.http.post("/v1/files", content=gzip.compress(b"x"), headers=form)
+        assert (answer.status_code, "'gzip' are not supported" in answer.text) == (400, True)
+        headers["content-encoding"] = "identity"
+        assert (await server.http.post(COMPLETIONS, content=b'{"prompt": "x"}', headers=headers)).status_code == 200
 
 
 USER = '"messages": [{"role": "user", "content": "x"}]'

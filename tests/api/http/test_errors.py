@@ -30,6 +30,47 @@ async def test_pages_that_do_not_exist(tmp_path: Path) -> None:
         assert answer.status_code == 400
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "complaint"),
+    [
+        (COMPLETIONS, "[]", "body: Input should be an object"),
+        (COMPLETIONS, '{"prompt": "x", "stream_options": 1}', "stream_options: Input should be an object"),
+        (COMPLETIONS, '{"prompt": "x", "logit_bias": []}', "logit_bias: Input should be an object"),
+    ],
+)
+async def test_an_object_is_called_so(tmp_path: Path, path: str, body: str, complaint: str) -> None:
+    async with running_server(tmp_path) as server:
+        answer = await server.http.post(path, content=body, headers={"content-type": "application/json"})
+        assert (answer.status_code, answer.json()["error"]["message"]) == (400, complaint)
+
+
+async def test_what_can_be_got_has_a_head(tmp_path: Path) -> None:
+    async with running_server(tmp_path) as server:
+        for path in ("/", "/v1/models", "/v1/models/fake", "/metrics", "/version", "/openapi.json"):
+            head, whole = await server.http.head(path), await server.http.get(path)
+            assert (head.status_code, head.content) == (200, b""), path
+            assert head.headers["content-type"] == whole.headers["content-type"]
+        assert head.headers["content-length"] == whole.headers["content-length"]
+        assert (await server.http.head("/v1/models/nope")).status_code == 404
+        assert (await server.http.head("/nowhere")).status_code == 404
+        assert 'handler="/v1/models",method="HEAD"' in (await server.http.get("/metrics")).text
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/", "GET, HEAD, POST"),
+        ("/v1/models", "GET, HEAD"),
+        (COMPLETIONS, "POST"),
+        ("/v1/files/a", "DELETE, GET, HEAD"),
+    ],
+)
+async def test_a_refused_method_names_all_others(tmp_path: Path, path: str, methods: str) -> None:
+    async with running_server(tmp_path) as server:
+        answer = await server.http.put(path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, methods)
+
+
 async def test_errors_of_responses_have_openais_types(tmp_path: Path) -> None:
     async with running_server(tmp_path, capacity=1) as server:
         body = {"input": "hi"}

@@ -153,7 +153,7 @@ CALL = {"type": "function_call", "call_id": "c", "name": "f"}
         ({"include": ["nothing"]}, 400, None),
         ({"metadata": {"a": "b" * 513}}, 400, None),
         ({"max_output_tokens": 0}, 400, "max_output_tokens"),
-        ({"top_logprobs": 1000}, 400, "logprobs"),
+        ({"top_logprobs": 1000}, 400, "top_logprobs"),
         ({"text": {"format": {"type": "json_schema", "schema": {"type": "nothing"}}}}, 400, None),
         ({"model": "nobody"}, 404, "model"),
     ],
@@ -167,3 +167,17 @@ async def test_what_cannot_be_granted_is_refused_by_name(
         if param is not None:
             assert answer.json()["error"]["param"] == param
         assert (await ask(server))["status"] == "completed"
+
+
+async def test_an_error_of_the_template_names_the_input(tmp_path: Path) -> None:
+    async with running_server(tmp_path, chat_template="{{ raise_exception('no') }}") as server:
+        error = (await server.post(PATH, {"input": "hi"})).json()["error"]
+        assert error["param"] == "input"
+
+
+async def test_an_item_of_an_unknown_type_is_named(tmp_path: Path) -> None:
+    async with running_server(tmp_path) as server:
+        error = (await server.post(PATH, {"input": [{"type": "computer_call"}]})).json()["error"]
+        assert error["message"].startswith(
+            "input[0]: The type 'computer_call' is not supported; supported: 'message', "
+        )
