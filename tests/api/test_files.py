@@ -248,7 +248,7 @@ class Blocking(io.BytesIO):
 
     def read(self, size: int | None = -1, /) -> bytes:
         self.begun.set()
-        self.goes_on.wait(30)
+        self.goes_on.wait(60)
         return super().read(size)
 
 

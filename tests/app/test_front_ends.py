@@ -8,7 +8,7 @@ import re
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,11 @@ def answered(server: ServerProcess) -> dict[int, int]:
 
 def front_ends(server: ServerProcess) -> list[psutil.Process]:
     """The processes of front ends, in their order."""
-    children = psutil.Process(server.process.pid).children()
-    return sorted((child for child in children if child.name().startswith("quire-front")), key=psutil.Process.name)
+    named = []
+    for child in psutil.Process(server.process.pid).children():
+        with suppress(psutil.NoSuchProcess):  # it has ended since
+            named.append((child.name(), child.pid, child))
+    return [child for name, _, child in sorted(named, key=lambda entry: entry[:2]) if name.startswith("quire-front")]
 
 
 @asynccontextmanager

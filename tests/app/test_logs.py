@@ -133,7 +133,7 @@ def test_a_pipe_that_nobody_reads_blocks_nobody(logger: logging.Logger, pipe: tu
     handler.flush()  # gives up, and may be called at exit
     reader = threading.Thread(target=read_until, args=(pipe[0], b"log messages were dropped"))
     reader.start()
-    reader.join(10)
+    reader.join(60)
     assert not reader.is_alive()
 
 

@@ -66,7 +66,7 @@ async def test_whisper_transcribes_a_dialogue_and_the_server_says_good_bye(serve
 async def close_code(connection: AsyncRealtimeConnection) -> int | None:
     """The code with which the server closes the connection."""
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 await connection.recv()
     except ConnectionClosed as closed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -16,7 +17,12 @@ def resident(server: ServerProcess) -> int:
     """Memory of the server and of its child processes, in MiB, without that of files: libraries come page by page."""
     process = psutil.Process(server.process.pid)
     processes = (process, *process.children(recursive=True))
-    return sum(child.memory_info().rss - child.memory_info().shared for child in processes) >> 20
+    total = 0
+    for child in processes:
+        with suppress(psutil.NoSuchProcess):  # it has ended since
+            memory = child.memory_info()
+            total += memory.rss - memory.shared
+    return total >> 20
 
 
 @pytest.mark.parametrize("flags", [[], ["--engine-process"]], ids=["thread", "process"])

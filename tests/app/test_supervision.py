@@ -49,7 +49,7 @@ class Engine:
     async def close(self) -> None:
         await self.client.close()
         for handle in self._handles:
-            await handle.join(5)
+            await handle.join(60)
 
 
 @asynccontextmanager

@@ -103,7 +103,7 @@ async def test_what_is_no_frame_ends_the_session_only(tmp_path: Path, junk: byte
         reader, writer = await raw(server)
         writer.write(junk)
         writer.write_eof()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await reader.read()
         writer.close()
         await until(lambda: server.sessions.running == 0)

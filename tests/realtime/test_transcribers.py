@@ -121,7 +121,7 @@ async def test_a_client_that_goes_leaves_nothing_in_the_engine(tmp_path: Path) -
 async def test_an_engine_that_dies_fails_utterances_only(tmp_path: Path) -> None:
     core = SpeechCore(die_at_step=1)
     async with tone_server(tmp_path, core) as server, session_of(server, turn_detection=None) as client:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await client.append(silence(0.5))
             await client.send("input_audio_buffer.commit")
             failed = await client.until("conversation.item.input_audio_transcription.failed")

@@ -144,13 +144,14 @@ def cores_and_ranks(server: ServerProcess) -> list[psutil.Process]:
     """Those processes of a server that run a core or a rank, in the order of their starts."""
     started, served = [], {server.process.pid}  # processes that have another one fork for them
     for child in psutil.Process(server.process.pid).children(recursive=True):
-        command = command_of(child)
-        forked = "preloaded" in command and child.ppid() not in served
-        if child.name() == "quire-engine":
-            served.add(child.pid)
-        if "spawn_main" in command or forked or child.name().startswith("quire-engine"):
-            started.append(child)
-    return sorted(started, key=lambda child: (child.create_time(), child.pid))
+        with suppress(psutil.NoSuchProcess):  # it has ended since, as short-lived helpers do
+            command, name = command_of(child), child.name()
+            forked = "preloaded" in command and child.ppid() not in served
+            if name == "quire-engine":
+                served.add(child.pid)
+            if "spawn_main" in command or forked or name.startswith("quire-engine"):
+                started.append((child.create_time(), child.pid, child))
+    return [child for *_, child in sorted(started, key=lambda entry: entry[:2])]
 
 
 def assert_all_have_ended(processes: list[psutil.Process]) -> None:

@@ -332,7 +332,7 @@ async def test_a_response_in_the_background_is_a_part_of_the_trace_of_its_reques
         answer = await server.post("/v1/responses", {"input": "Once", "background": True}, headers=HEADERS)
         core.hold.clear()
         path = f"/v1/responses/{answer.json()['id']}"
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (await server.http.get(path)).json()["status"] != "completed":
                 await asyncio.sleep(0.05)
     spans = [span for span in receiver.spans if span.trace_id == TRACE]

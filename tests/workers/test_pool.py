@@ -33,7 +33,7 @@ async def running_pool(
     try:
         yield pool
     finally:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await pool.close()
 
 
@@ -237,7 +237,7 @@ async def test_closing_fails_what_has_not_ended() -> None:
         pid = await pool.run(("pid", None))
         tasks = [asyncio.create_task(pool.run(("spin", None))) for _ in range(3)]
         await asyncio.sleep(0)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await pool.close()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(result, WorkerError) for result in results)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import time
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +49,9 @@ async def prompt_of(folder: Path, path: str, body: dict[str, Any], **settings: A
 
 
 async def refused(server: Server, body: dict[str, Any], path: str = CHAT) -> dict[str, Any]:
-    started = time.monotonic()
     answer = await server.post(path, body)
     assert answer.status_code == 400, answer.text
     assert len(answer.text) < 1000
-    assert time.monotonic() - started < 30  # the bounds are of processor time, and tests share the machine
     error: dict[str, Any] = answer.json()["error"]
     return error
 

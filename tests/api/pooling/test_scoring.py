@@ -168,7 +168,7 @@ async def test_many_tokens_are_compared_beside_the_event_loop(tmp_path: Path, mo
         assert await scores_of(server, text, ["b", text, text[:500]]) == pytest.approx([short, *long])
 
         hold = threading.Event()
-        monkeypatch.setattr(scoring, "_max_sim", lambda *_: np.zeros(1 + (not hold.wait(20)), np.float32))
+        monkeypatch.setattr(scoring, "_max_sim", lambda *_: np.zeros(1 + (not hold.wait(60)), np.float32))
         client = server.state.models[0].client
         async with connected(server) as raw:
             await raw.send(post({"query": text, "documents": [text] * 200}, path="/rerank"))

@@ -341,7 +341,7 @@ def test_closing_ends_the_wait_for_a_lock(tmp_path: Path, monkeypatch: pytest.Mo
         waiting = pool.submit(database.put, row("x"))
         database.close()
         with pytest.raises(StoreFailed, match="is locked"):
-            waiting.result(30)
+            waiting.result(60)
 
 
 def test_two_servers_share_a_file(tmp_path: Path) -> None:
@@ -400,14 +400,14 @@ def test_operations_of_one_server_do_not_wait_for_each_other_in_vain(
 
         def hold(_: Any) -> None:
             holding.set()
-            assert release.wait(20)
+            assert release.wait(60)
 
         with ThreadPoolExecutor(2) as threads:
             first = threads.submit(database._do, hold, write=True)
-            assert holding.wait(20)
+            assert holding.wait(60)
             waiting = threads.submit(database.check, write=True)
             with pytest.raises(TimeoutError):
                 waiting.result(timeout=1.0)  # four times as long as SQLite itself waits
             release.set()
-            first.result(timeout=20)
-            waiting.result(timeout=20)
+            first.result(timeout=60)
+            waiting.result(timeout=60)

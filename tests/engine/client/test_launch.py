@@ -89,7 +89,7 @@ async def test_a_core_that_has_not_connected_is_ended_at_once() -> None:
     handle.start(SlowToRead(), client.fail)
     assert handle.pid is not None
     assert not await client.close()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await handle.join(0)
     with pytest.raises(ProcessLookupError):
         os.kill(handle.pid, 0)
@@ -107,7 +107,7 @@ async def test_a_core_in_a_thread_that_ends_without_a_word_is_noticed() -> None:
     with pytest.raises(EngineDead, match="its thread ended with KeyboardInterrupt"):
         await client.ready()
     await client.close()
-    await handle.join(5)
+    await handle.join(60)
 
 
 _IS_KILLED = """

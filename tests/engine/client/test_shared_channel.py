@@ -77,7 +77,7 @@ class Shared:
         front = Front(FrontEndChannel(self._address, identity))
         self._channels.append(front.channel)
         front.channel.listen(front.got.append)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not front.got:
                 assert self.core.receive(0.0) is None
                 await asyncio.sleep(0.001)
@@ -85,7 +85,7 @@ class Shared:
 
     async def next(self) -> ClientMessage:
         """The next message that the core gets."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (message := self.core.receive(0.0)) is None:
                 await asyncio.sleep(0.001)
             return message
@@ -107,7 +107,7 @@ def shared() -> Iterator[Shared]:
 
 
 async def until_it_has(front: Front, count: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(front.got) < count:
             await asyncio.sleep(0.001)
 

@@ -347,7 +347,7 @@ def watch():
         peak = max(peak, process.memory_info().rss)
         time.sleep(0.001)
 before = process.memory_info().rss
-thread = threading.Thread(target=watch); thread.start()
+thread = threading.Thread(target=watch, daemon=True); thread.start()
 loaded = load(pathlib.Path(sys.argv[1])); done = True; thread.join()
 print((peak - before) / loaded.weight_bytes)
 """
