@@ -252,13 +252,13 @@ def _advice(length: int, most: int | None, limit: int) -> str:
     """What helps a request with too many tokens."""
     if most is None or length >= limit:
         return "reduce the length of the input"
-    fewer = "request fewer output tokens"
-    return fewer if most >= limit else f"reduce the length of the input, or {fewer}"
+    advice = "request fewer output tokens"
+    return advice if most >= limit else f"reduce the length of the input, or {advice}"
 
 
 def _check_limits(body: GenerationRequest, model: ServedModel, limits: LimitOptions) -> None:
-    asked = "top_logprobs" if getattr(body, "top_logprobs", None) else "logprobs"
-    reported = (asked, "sample", body.alternatives), ("prompt_logprobs", "prompt", body.prompt_alternatives)
+    logprobs_field = "top_logprobs" if getattr(body, "top_logprobs", None) else "logprobs"
+    reported = (logprobs_field, "sample", body.alternatives), ("prompt_logprobs", "prompt", body.prompt_alternatives)
     for name, kind, value in reported:
         if value is not None and 0 <= limits.max_logprobs < value:
             raise InvalidRequest(

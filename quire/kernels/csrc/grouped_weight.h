@@ -119,6 +119,7 @@ struct GroupedWeight {
 };
 
 constexpr int64_t step_bytes(Codes kind) { return kind == Codes::EIGHT ? 512 : kind == Codes::SIX ? 384 : 256; }
+constexpr int64_t lower_bits(Codes kind) { return kind == Codes::SIX ? 128 : 0; }  // where those of a step begin
 
 INLINE Ints load_ints(const void *from) { return load_vector<Ints>(from); }
 
@@ -142,8 +143,7 @@ INLINE Ints look_up(Ints table, Ints indices) {
 template <Codes kind>
 INLINE Ints unpack(const uint8_t *step, int quad, int half, Ints table) {
     if constexpr (kind == Codes::EIGHT) return load_ints(step + quad * 128 + half * 64);
-    constexpr int64_t lower = kind == Codes::SIX ? 128 : 0;
-    Words packed = (Words)load_ints(step + lower + quad / 2 * 128 + half * 64);
+    Words packed = (Words)load_ints(step + lower_bits(kind) + quad / 2 * 128 + half * 64);
     Ints codes = (Ints)(quad % 2 ? packed >> 4 : packed) & 0x0f0f0f0f;
     if constexpr (kind == Codes::TABLE) return look_up(table, codes);
     if constexpr (kind == Codes::SIX) {

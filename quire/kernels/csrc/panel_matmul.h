@@ -13,7 +13,7 @@ constexpr int64_t MAX_ROWS = 5;  // whose sums for one vector of outputs fit int
 #else
 constexpr int64_t MAX_ROWS = 12;  // whose sums for two vectors do
 #endif
-constexpr int64_t FEW_ROWS = 4;                 // that bfloat16 weights are read in order for; see Tiling
+constexpr int64_t FEW_ROWS = 4;                 // for which bfloat16 weights are read in order; see Tiling
 constexpr int64_t L2_WEIGHT_BYTES = 768 << 10;  // weights that stay in a core's second-level cache
 constexpr int64_t SMALL_BATCH = 64;             // rows up to which reading the weights dominates
 constexpr int64_t ITEMS_PER_THREAD = 48;        // of work, so that all threads end at about the same time
@@ -40,7 +40,7 @@ struct Tiling {
     int64_t rows, panels, packed_bytes, row_bytes, tiles, tile, group, chunks, items;
     const char *following;      // weight that is read after this one, or null
     std::vector<int64_t> runs;  // with few rows: the first panel of each item, and the number of panels; else empty
-    // few_rows: up to which panels are read in order. A tile has at least as many.
+    // few_rows: number of rows up to which panels are read in order, at most max_rows.
     Tiling(int64_t rows, int64_t size_out, int64_t packed_bytes, int64_t row_bytes, int64_t max_rows, int64_t few_rows,
            const char *const *following = nullptr)
         : rows(rows), panels((size_out + PANEL - 1) / PANEL), packed_bytes(packed_bytes), row_bytes(row_bytes),
@@ -51,6 +51,7 @@ struct Tiling {
         chunks = std::clamp<int64_t>(ITEMS_PER_THREAD * pool_threads() / groups, 1, std::max<int64_t>(1, tiles / CHUNK_TILES));
         items = groups * chunks;
         if (rows > few_rows) return;
+        runs.reserve(std::min(panels, 16 * int64_t(pool_threads())) + 1);  // rarely more: a product should allocate once
         for (int64_t panel = 0; panel < panels; panel += std::max<int64_t>(1, (panels - panel) / (2 * pool_threads())))
             runs.push_back(panel);
         items = int64_t(runs.size());

@@ -27,7 +27,7 @@ from quire.engine.models.specs.decoder import (
     TransformerSpec,
 )
 from quire.engine.models.specs.rope import Rope
-from quire.engine.models.specs.shared_block import read_embedded
+from quire.engine.models.specs.shared_block import any_reads_embedded
 
 
 class Transformer(LayerStack):
@@ -59,7 +59,7 @@ class Transformer(LayerStack):
         self.relative_bias = RelativeBiasTable(biases[0], _grouped(spec)[0].heads) if biases else None
         tables = [layer.attn for layer in spec.layers if isinstance(layer.attn, DisentangledAttention)]
         self.relative_positions = RelativePositions(tables[0], spec) if tables else None
-        self.keeps_embedded = read_embedded(spec.layers)
+        self.keeps_embedded = any_reads_embedded(spec.layers)
         self.layer_embeddings = layer_embedding_table(spec)
         if isinstance(spec, DecoderSpec) and spec.streams is not None:
             self.stream_ends = StreamEnds(spec.streams, spec.hidden)

@@ -25,7 +25,7 @@ from quire.engine.models.sharding.shard import part_of, shard, stage_layers
 from quire.engine.models.specs.cache import CacheGroup, CacheShape, StateCache
 from quire.engine.models.specs.decoder import DecoderSpec, EncoderSpec
 from quire.engine.models.specs.rope import Rope
-from quire.engine.models.specs.shared_block import read_embedded
+from quire.engine.models.specs.shared_block import any_reads_embedded
 
 
 def check_parallel(config: ModelConfig) -> None:
@@ -75,7 +75,7 @@ class ShardedDecoder(Decoder):
         caches = _caches(whole, placement)
         self._received = PassedColumns.before(whole, self.stage.start, caches)
         self._sent = PassedColumns.before(whole, self.stage.stop, caches)
-        self.keeps_embedded = read_embedded(whole.layers)  # for later stages, too
+        self.keeps_embedded = any_reads_embedded(whole.layers)  # for later stages, too
         self.caches = {**self.caches, **{self._copy_of(source): caches[source] for source in self._received.stored}}
         for source in self._sent.stored:
             if source in self.stage:

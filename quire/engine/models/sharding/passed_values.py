@@ -12,7 +12,7 @@ from quire.engine.models.layers.inputs import KeysAndValues
 from quire.engine.models.sharding.shard import sources_before
 from quire.engine.models.specs.cache import CacheShape
 from quire.engine.models.specs.decoder import DecoderSpec
-from quire.engine.models.specs.shared_block import read_embedded
+from quire.engine.models.specs.shared_block import any_reads_embedded
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class PassedColumns:
         """
         streams = 1 if spec.streams is None else spec.streams.count
         inputs = 0 if spec.layer_embeddings is None else spec.layer_embeddings.size * (len(spec.layers) - layer)
-        embedded = spec.hidden if read_embedded(spec.layers[layer:]) else 0
+        embedded = spec.hidden if any_reads_embedded(spec.layers[layer:]) else 0
         stored = {source: caches[source] for source in sources_before(spec, layer)}
         return cls(spec.hidden * streams, inputs, embedded, stored)
 

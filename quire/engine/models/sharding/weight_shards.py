@@ -178,7 +178,7 @@ def _all_names(model: nn.Module) -> Mapping[str, Sequence[str]]:
     names = defaultdict[nn.Parameter, list[str]](list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names[parameter].append(name)
-    return {same[0]: same for same in names.values()}
+    return {aliases[0]: aliases for aliases in names.values()}
 
 
 def _sections(model: nn.Module) -> dict[str, Sequence[int]]:

@@ -50,6 +50,6 @@ class BlockBeforeRecurrence(Attention):
         return self.attention.cache_shape(alignment)
 
 
-def read_embedded(layers: Iterable[Layer]) -> bool:
-    """Return whether some layers read the embedding of the token."""
+def any_reads_embedded(layers: Iterable[Layer]) -> bool:
+    """Return whether any of the layers reads the embedding of the token."""
     return any(isinstance(layer.attn, BlockBeforeRecurrence) for layer in layers)

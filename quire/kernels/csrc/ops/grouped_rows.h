@@ -35,8 +35,7 @@ template <Codes kind>
 inline int code_at(const uint8_t *step, int64_t input, int64_t lane, const uint8_t *table) {
     int64_t quad = input / 4, byte = lane * 4 + input % 4;
     if constexpr (kind == Codes::EIGHT) return step[quad * 128 + byte];
-    constexpr int64_t lower = kind == Codes::SIX ? 128 : 0;
-    int code = step[lower + quad / 2 * 128 + byte] >> (4 * (quad % 2)) & 15;
+    int code = step[lower_bits(kind) + quad / 2 * 128 + byte] >> (4 * (quad % 2)) & 15;
     if constexpr (kind == Codes::TABLE) return table[code];
     if constexpr (kind == Codes::SIX) code |= (step[byte] >> (2 * quad) & 3) << 4;
     return code;
