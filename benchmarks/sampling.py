@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from quire.engine.client.sampling_params import SamplingParams
-from quire.engine.execution.sampling.token_sampling import sample_tokens
+from quire.engine.execution.sampling.sampler import sample_tokens
 from quire.kernels.sampling_state import uniform
 
 ROWS, VOCAB, REPEATS = 16, 151_936, 20

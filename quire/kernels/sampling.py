@@ -5,7 +5,9 @@ Those of logits that stay on another device: `quire.kernels.token_bitmask` and `
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -67,20 +69,50 @@ def argmax(logits: Tensor) -> list[int]:
     return tokens
 
 
-def sample(logits: Tensor, temperatures: Sequence[float], randoms: Sequence[float]) -> list[int]:
-    """A random token for each row: the one where the running sum of e^(logit / temperature) exceeds random * total.
-
-    `NO_TOKEN` for a row without a valid one.
+def sample(
+    logits: Tensor,
+    temperatures: Sequence[float],
+    randoms: Sequence[float],
+    *,
+    min_ps: Sequence[float] | None = None,
+    top_ks: Sequence[int] | None = None,
+    top_ps: Sequence[float] | None = None,
+) -> list[int]:
+    """The token of each row of logits (rows, vocab) float32; see `chosen_tokens`.
 
     Args:
         logits: (rows, vocab) float32.
-        temperatures: one per row, above 0.
-        randoms: one per row, in [0, 1).
+        temperatures: of each row; 0 for the largest logit.
+        randoms: of each row, in [0, 1).
+        min_ps: of each row; 0, or None, for none.
+        top_ks: of each row; 0, or None, for all.
+        top_ps: of each row; 1, or None, for all.
     """
+    rows = len(temperatures)
+    min_ps, top_ks, top_ps = min_ps or [0.0] * rows, top_ks or [0] * rows, top_ps or [1.0] * rows
     if not _is_supported(logits):
-        scaled = logits / torch.tensor(temperatures, dtype=torch.float32)[:, None]
-        return sample_by_inverse_cdf(scaled.softmax(-1), torch.tensor(randoms, dtype=torch.float64), has_token(logits))
-    tokens: list[int] = native.kernels.sample(logits=logits, temperatures=list(temperatures), randoms=list(randoms))
+        log_min_p = [math.log(min_p) if min_p else -math.inf for min_p in min_ps]
+        chosen: list[int] = chosen_tokens(
+            logits,
+            ChoiceSettings(
+                temperatures=torch.tensor(temperatures, dtype=torch.float32),
+                randoms=torch.tensor(randoms, dtype=torch.float64),
+                log_min_p=torch.tensor(log_min_p, dtype=torch.float32),
+                top_k=torch.tensor(top_ks, dtype=torch.int32),
+                top_p=torch.tensor(top_ps, dtype=torch.float32),
+                random=True,
+                ranked=any(top_k > 0 or top_p < 1 for top_k, top_p in zip(top_ks, top_ps, strict=True)),
+            ),
+        ).tolist()
+        return chosen
+    tokens: list[int] = native.kernels.sample(
+        logits=logits,
+        temperatures=list(temperatures),
+        min_ps=list(min_ps),
+        top_ks=list(top_ks),
+        top_ps=list(top_ps),
+        randoms=list(randoms),
+    )
     return tokens
 
 
@@ -89,11 +121,60 @@ def has_token(logits: Tensor) -> Tensor:
     return logits.amax(-1) < torch.inf
 
 
-def sample_by_inverse_cdf(probs: Tensor, randoms: Tensor, valid: Tensor) -> list[int]:
-    """For each row of unnormalized probabilities, the token where the running sum exceeds random * total.
+@dataclass(frozen=True, slots=True)
+class ChoiceSettings:
+    """How the token of each row is chosen.
 
-    `valid`: (rows,) whether a row has a token; `NO_TOKEN` for the others.
+    Attributes:
+        temperatures: (rows,) float32; 0 for the largest logit.
+        randoms: (rows,) float64 in [0, 1).
+        log_min_p: (rows,) float32, the logarithm of min-p; -inf for none.
+        top_k: (rows,) int32; 0 for all.
+        top_p: (rows,) float32; 1 for all.
+        random: whether a row has a temperature and neither top-k nor top-p.
+        ranked: whether a row has a temperature and top-k or top-p.
     """
-    sums = probs.cumsum(-1, dtype=torch.float64)
-    tokens = torch.searchsorted(sums, randoms[:, None] * sums[:, -1:], right=True)[:, 0]
-    return tokens.clamp_(max=probs.shape[-1] - 1).where(valid, NO_TOKEN).tolist()
+
+    temperatures: Tensor
+    randoms: Tensor
+    log_min_p: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    random: bool
+    ranked: bool
+
+
+def chosen_tokens(logits: Tensor, settings: ChoiceSettings) -> Tensor:
+    """(rows,) int64: a token for each row of logits (rows, vocab) float32, chosen by torch.
+
+    The first of the largest logits; or the token where the running sum of probabilities exceeds random * total: in
+    order of ids, or with top-k or top-p in descending order of logits, equal ones by id. `NO_TOKEN` as in `argmax`.
+    """
+    vocab = logits.shape[1]
+    temperatures = settings.temperatures[:, None]
+    scaled = logits / torch.where(temperatures > 0, temperatures, 1.0)
+    scaled = scaled.masked_fill(scaled < scaled.amax(-1, keepdim=True) + settings.log_min_p[:, None], -torch.inf)
+    probs, order = scaled.softmax(-1, dtype=torch.float64), torch.arange(vocab, device=logits.device).expand_as(logits)
+    if settings.ranked:
+        probs, order = _ranked(scaled, probs, order, settings)
+    sums = probs.cumsum(-1)
+    places = torch.searchsorted(sums, settings.randoms[:, None] * sums[:, -1:], right=True).clamp_(max=vocab - 1)
+    chosen = torch.where(settings.temperatures > 0, order.gather(-1, places)[:, 0], logits.argmax(-1))
+    return chosen.where(has_token(logits), NO_TOKEN)
+
+
+def _ranked(scaled: Tensor, probs: Tensor, ids: Tensor, settings: ChoiceSettings) -> tuple[Tensor, Tensor]:
+    """Probabilities, and the tokens that have them: in rows with top-k or top-p those that these keep, largest first.
+
+    Args:
+        scaled: (rows, vocab) logits over temperature.
+        probs: (rows, vocab) float64 probabilities of all tokens.
+        ids: (rows, vocab) the tokens in order.
+        settings: top-k and top-p.
+    """
+    ranked = ((settings.top_k > 0) | (settings.top_p < 1))[:, None]
+    values, order = scaled.sort(dim=-1, descending=True, stable=True)
+    top_k = torch.where(settings.top_k > 0, settings.top_k, scaled.shape[1])[:, None]
+    top_probs = values.masked_fill(ids >= top_k, -torch.inf).softmax(-1, dtype=torch.float64)
+    dropped = (ids > 0) & (top_probs.cumsum(-1) - top_probs >= settings.top_p[:, None])
+    return torch.where(ranked, top_probs.masked_fill(dropped, 0.0), probs), torch.where(ranked, order, ids)

@@ -1,12 +1,13 @@
-"""Log-probabilities of chosen and of top tokens, which stay on the logits' device."""
+"""Log-probabilities of chosen and of top tokens, on the logits' device."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from quire.kernels import gpu
+from quire.kernels import gpu, native
 
 
 class Logprobs(NamedTuple):
@@ -37,6 +38,16 @@ def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> Logprobs:
         from quire.kernels.triton import token_logprobs as kernel
 
         return Logprobs(*kernel.token_logprobs(logits, tokens, top))
+    if native.supports(logits) and logits.dtype is torch.float32 and logits.is_contiguous():
+        rows = len(logits)
+        out = Logprobs(
+            torch.empty(rows),
+            torch.empty(rows, dtype=torch.int64),
+            torch.empty(rows, top, dtype=torch.int64),
+            torch.empty(rows, top),
+        )
+        native.kernels.token_logprobs(logits, tokens.clamp(min=0), *out)
+        return out
     return reference(logits, tokens, top)
 
 

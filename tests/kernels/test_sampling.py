@@ -95,6 +95,48 @@ def test_impossible_tokens_are_never_sampled(compiled: bool, random: float) -> N
     assert sampled == [8191, 0, 4095 if random < 0.5 else 4096]
 
 
+@pytest.mark.parametrize("random", [0.0, 0.5, 1 - 2**-53])
+@pytest.mark.parametrize(("top_k", "top_p", "min_p"), [(3, 1.0, 0.0), (0, 0.9, 0.0), (700, 0.999, 0.0), (0, 1.0, 0.1)])
+@both
+def test_tokens_that_are_dropped_are_never_sampled(
+    compiled: bool, random: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    logits = torch.full((2, 9000), -torch.inf)
+    logits[0, 8191], logits[1, 4095:4097], logits[1, 17] = -50.0, 1.0, -20.0
+    kept = {"min_ps": [min_p] * 2, "top_ks": [top_k] * 2, "top_ps": [top_p] * 2}
+    sampled = _run(compiled, lambda: sample(logits, [1.0] * 2, [random] * 2, **kept))
+    assert sampled is not None
+    # Token 17 is improbable; only a top-k of many keeps it, for the largest of random numbers.
+    assert sampled == [8191, 4095 if random < 0.5 else 4096] or (top_k and random > 0.5 and sampled == [8191, 17])
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 8.0])
+@pytest.mark.parametrize("vocab", [9, 300, 5001, 40_000])
+def test_tokens_of_the_kernel_are_those_of_torch(vocab: int, spread: float) -> None:
+    """Or those of a random number that hardly differs. Flat distributions keep more tokens than are tried first."""
+    generator = torch.Generator().manual_seed(0)
+    kinds = [(k, p, m) for k in (0, 1, 20, 300, 6000) for p in (0.0, 0.3, 0.95, 1.0) for m in (0.0, 0.05)]
+    rows = torch.randn(len(kinds), vocab, generator=generator) * spread
+    randoms = torch.rand(len(kinds), dtype=torch.float64, generator=generator).tolist()
+    top_ks, top_ps, min_ps = (list(values) for values in zip(*kinds, strict=True))
+
+    def run(randoms: list[float]) -> list[int]:
+        return sample(rows, [0.8] * len(kinds), randoms, min_ps=min_ps, top_ks=top_ks, top_ps=top_ps)
+
+    sampled = run(randoms)
+    with native.disabled():
+        expected = [
+            run([min(max(random + moved, 0.0), 1 - 2**-53) for random in randoms]) for moved in (-1e-4, 0, 1e-4)
+        ]
+    ranks = rows.argsort(descending=True).argsort()
+    for row, token in enumerate(sampled):
+        places = ranks[row] if kinds[row][0] or kinds[row][1] < 1 else torch.arange(vocab)
+        low, _, high = (int(places[tokens[row]]) for tokens in expected)
+        assert low <= places[token] <= high, kinds[row]
+    same = sum(token == other for token, other in zip(sampled, expected[1], strict=True))
+    assert same >= len(kinds) - 3
+
+
 @both
 @pytest.mark.parametrize("invalid", [torch.nan, torch.inf])
 @pytest.mark.parametrize("vocab", [5, 40, 9000])

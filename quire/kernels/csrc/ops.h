@@ -40,6 +40,7 @@ constexpr OpEntry REGISTERED = {};
 #include "ops/streams.h"
 #include "ops/take_rows.h"
 #include "ops/token_bitmask.h"
+#include "ops/token_logprobs.h"
 #include "ops/varlen_attention.h"
 #include "ops/write_pages.h"
 #include "ops/xielu.h"

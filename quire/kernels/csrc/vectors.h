@@ -98,6 +98,11 @@ template <class Half>
 INLINE Vector<Half> select(Ints mask, Vector<Half> a, Vector<Half> b) {
     return {mask.low ? a.low : b.low, mask.high ? a.high : b.high};
 }
+// Whether a mask has a lane with bits set.
+INLINE bool any(Ints mask) {
+    HalfInts both = mask.low | mask.high;
+    return !_mm256_testz_si256((__m256i)both, (__m256i)both);
+}
 INLINE Floats to_floats(Ints x) {
     return {__builtin_convertvector(x.low, HalfFloats), __builtin_convertvector(x.high, HalfFloats)};
 }
@@ -180,6 +185,15 @@ INLINE Floats broadcast(float x) {
 template <class Type>
 INLINE Type select(Ints mask, Type a, Type b) {
     return mask ? a : b;
+}
+INLINE bool any(Ints mask) {
+#if defined(HAVE_AVX512)
+    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#else
+    int32_t bits = 0;
+    for (int i = 0; i < LANES; i++) bits |= mask[i];
+    return bits != 0;
+#endif
 }
 INLINE Floats to_floats(Ints x) { return __builtin_convertvector(x, Floats); }
 INLINE Ints truncate(Floats x) { return __builtin_convertvector(x, Ints); }

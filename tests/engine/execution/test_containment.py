@@ -19,7 +19,7 @@ from quire.engine.execution.sampling.grammar import GrammarState, GrammarUsage
 from quire.engine.execution.sampling.logprobs import top_logprobs
 from quire.engine.execution.sampling.masks import Biases
 from quire.engine.execution.sampling.penalties import Penalties
-from quire.engine.execution.sampling.token_sampling import sample_tokens
+from quire.engine.execution.sampling.sampler import sample_tokens
 from quire.engine.models.networks.decoder import Decoder
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.client.token_mask import token_mask
 from quire.engine.execution.request_table import RequestTable
-from quire.engine.execution.sampling.sampler import Sampler
-from quire.engine.execution.sampling.token_sampling import sample_tokens
+from quire.engine.execution.sampling.sampler import Sampler, sample_tokens
 from quire.engine.scheduling.plan import NOT_FINITE, NewSequence, StepPlan
 from quire.kernels.sampling_state import uniform
 

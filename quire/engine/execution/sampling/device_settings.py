@@ -15,8 +15,7 @@ from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.execution.pinned import to_device
 from quire.engine.execution.sampling.row_settings import MAX_BIASES, RowUse, TokenBias, row_use, token_biases
 from quire.kernels.adjust_logits import IN_PROMPT, Biases, Penalties, TokenCounts
-from quire.kernels.choose_tokens import ChoiceSettings
-from quire.kernels.sampling import mask_words
+from quire.kernels.sampling import ChoiceSettings, mask_words
 from quire.kernels.sampling_state import random_state, randoms_at
 
 _TEMPERATURE, _LOG_MIN_P, _TOP_P, _REPETITION, _FREQUENCY, _PRESENCE = range(6)  # of `floats`

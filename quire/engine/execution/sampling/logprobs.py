@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from quire.engine.client.protocol import TokenLogprobs
+from quire.kernels.token_logprobs import token_logprobs
 
 
 def top_logprobs(
@@ -17,18 +18,15 @@ def top_logprobs(
 
     `listed`: tokens to report in place of the top tokens, for each row; empty for rows that report the top tokens.
     """
-    logprobs = logits.log_softmax(-1)
-    token_logprobs = logprobs.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])
-    ranks = (logprobs > token_logprobs).sum(-1).add_(1).tolist()
-    values, ids = logprobs.topk(min(alternatives, logits.shape[-1]), -1)
-    rows = zip(tokens, token_logprobs[:, 0].tolist(), ranks, ids.tolist(), values.tolist(), strict=True)
+    found = token_logprobs(logits, torch.tensor(tokens, device=logits.device), alternatives)
+    rows = zip(tokens, *(values.tolist() for values in found), strict=True)
     entries = [
         TokenLogprobs([token, *top_ids], [value, *top], [rank, *range(1, len(top) + 1)])
         for token, value, rank, top_ids, top in rows
     ]
     for row, chosen in enumerate(listed):
         if chosen:
-            entries[row] = _listed(entries[row], logprobs[row], chosen)
+            entries[row] = _listed(entries[row], logits[row].log_softmax(-1), chosen)
     return entries
 
 

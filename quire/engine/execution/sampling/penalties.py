@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
@@ -14,15 +14,32 @@ from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.logits_processor import LogitsProcessor
 from quire.engine.execution.sampling.row_settings import is_penalized
+from quire.kernels.adjust_logits import IN_PROMPT
 
 
 @dataclass(slots=True)
 class _Seen:
-    """Tokens of a row: whether each occurs in the prompt, and how often it was generated; both (vocab,)."""
+    """The tokens that occurred in a row; penalties change the logits of these only.
+
+    Attributes:
+        params: has the penalties.
+        counts: (vocab,) int32 how often each token was generated; plus `IN_PROMPT` if it occurs in the prompt.
+        tokens: int32 the tokens with a count, and memory for more; `distinct`: how many they are.
+    """
 
     params: SamplingParams
-    in_prompt: Tensor
-    generated: Tensor
+    counts: NDArray[np.int32]
+    tokens: NDArray[np.int32]
+    distinct: int
+
+    def observe(self, token: int) -> None:
+        """Count a token that was generated."""
+        if self.counts[token] == 0:
+            if self.distinct == len(self.tokens):
+                self.tokens = np.resize(self.tokens, 2 * self.distinct + 1)
+            self.tokens[self.distinct] = token
+            self.distinct += 1
+        self.counts[token] += 1
 
 
 class Penalties(LogitsProcessor):
@@ -42,9 +59,10 @@ class Penalties(LogitsProcessor):
         if not is_penalized(params):
             return
         prompt, output = np.split(table.known_tokens(row), [table[row].prompt_len])
-        in_prompt = torch.from_numpy(np.bincount(prompt, minlength=self._vocab_size) > 0)
-        generated = torch.from_numpy(np.bincount(output, minlength=self._vocab_size).astype(np.float32))
-        self._seen[row] = _Seen(params, in_prompt, generated)
+        counts = np.bincount(output, minlength=self._vocab_size).astype(np.int32)
+        counts[prompt] |= IN_PROMPT
+        tokens = np.flatnonzero(counts).astype(np.int32)
+        self._seen[row] = _Seen(params, counts, tokens, len(tokens))
 
     @override
     def remove(self, row: int) -> None:
@@ -52,21 +70,18 @@ class Penalties(LogitsProcessor):
 
     @override
     def observe(self, row: int, token: int) -> None:
-        self._seen[row].generated[token] += 1
+        self._seen[row].observe(token)
 
     @override
     def apply(self, logits: Tensor, row: int, table: RequestTable) -> None:
-        _penalize(logits, self._seen[row])
-
-
-def _penalize(logits: Tensor, seen: _Seen) -> None:
-    params = seen.params
-    occurred = seen.generated > 0
-    if params.repetition_penalty != 1.0:
-        penalty = params.repetition_penalty
-        penalized = torch.where(logits > 0, logits / penalty, logits * penalty)
-        logits.copy_(torch.where(seen.in_prompt | occurred, penalized, logits))
-    if params.frequency_penalty:
-        logits.sub_(seen.generated, alpha=params.frequency_penalty)
-    if params.presence_penalty:
-        logits.sub_(occurred.float(), alpha=params.presence_penalty)
+        seen = self._seen[row]
+        params, tokens, of_vocab = seen.params, seen.tokens[: seen.distinct], logits.numpy()
+        values, generated = of_vocab[tokens], seen.counts[tokens] & ~IN_PROMPT
+        if params.repetition_penalty != 1.0:
+            penalty = np.float32(params.repetition_penalty)
+            values = np.where(values > 0, values / penalty, values * penalty)
+        if params.frequency_penalty:
+            values -= np.float32(params.frequency_penalty) * generated.astype(np.float32)
+        if params.presence_penalty:
+            values -= np.float32(params.presence_penalty) * (generated > 0)
+        of_vocab[tokens] = values

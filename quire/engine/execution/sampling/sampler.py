@@ -19,9 +19,8 @@ from quire.engine.execution.sampling.logprobs import top_logprobs
 from quire.engine.execution.sampling.masks import AllowedTokens, BadWords, Biases, Timestamps
 from quire.engine.execution.sampling.penalties import Penalties
 from quire.engine.execution.sampling.pending import KnownTokens, PendingTokens, SampledToken, TokenSampler
-from quire.engine.execution.sampling.token_sampling import sample_tokens
 from quire.engine.scheduling.plan import NOT_FINITE, SequenceError
-from quire.kernels.sampling import NO_TOKEN
+from quire.kernels.sampling import NO_TOKEN, argmax, sample
 from quire.kernels.sampling_state import uniform
 
 logger = logging.getLogger(__name__)
@@ -82,7 +81,10 @@ class Sampler(TokenSampler):
         table = self._table
         params = table.params_of(rows)
         reported = [i for i, row_params in enumerate(params) if row_params.logprobs is not None]
-        raw = logits[reported].clone() if reported else None
+        raw = None
+        if reported:  # a copy, unless nothing changes the logits
+            changes = self._states_in_use or len(reported) < len(rows)
+            raw = logits[reported] if changes else logits
         for processor in self._processors_in_use:
             users = processor.rows
             for index, row in enumerate(rows):
@@ -163,6 +165,20 @@ class Sampler(TokenSampler):
             logger.exception("sampling for request %s failed", self._table[row].request_id)
             self._errors[row] = SequenceError(f"sampling failed: {type(error).__name__}: {error}")
             return None
+
+
+def sample_tokens(logits: Tensor, params: Sequence[SamplingParams], randoms: Sequence[float]) -> list[int]:
+    """Sample a token from each row of logits (rows, vocab), `NO_TOKEN` if it has none. `randoms` are in [0, 1)."""
+    if all(row_params.temperature == 0 for row_params in params):
+        return argmax(logits)
+    return sample(
+        logits,
+        [row_params.temperature for row_params in params],
+        randoms,
+        min_ps=[row_params.min_p for row_params in params],
+        top_ks=[row_params.top_k for row_params in params],
+        top_ps=[row_params.top_p for row_params in params],
+    )
 
 
 def verify_in_rounds(
