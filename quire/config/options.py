@@ -706,6 +706,11 @@ class EngineOptions(Options):
     scheduling_policy: Literal["fcfs", "priority"] = Field(
         "fcfs", description="order of waiting requests: first come first served, or lowest `priority` first"
     )
+    num_scheduler_steps: Annotated[int, Field(ge=1, le=64)] = Field(
+        8,
+        description="most decode steps that run on a CPU before their tokens are sent, together, if they take at most "
+        "30 ms and no request waits; 1 sends each token by itself",
+    )
     speculative_method: Literal["none", "ngram"] = Field(
         "none",
         description="method of speculative decoding; ngram: draft tokens are copied from earlier text; the output is "

@@ -127,6 +127,8 @@ class Result:
 class Engine:
     """An `EngineCore` with a model, stepped by the test; its state is checked after each step.
 
+    By default every step is scheduled.
+
     Args:
         model: computes in float32 unless it sets another dtype, so that tokens can be compared.
         in_flight: maximum number of steps whose results are pending.
@@ -151,6 +153,7 @@ class Engine:
             "kv_cache_memory_bytes": 8 << 20,
             "max_num_seqs": 16,
             "max_num_batched_tokens": 512,
+            "num_scheduler_steps": 1,
         }
         model = model or ModelOptions()
         if model.dtype == "auto":

@@ -83,6 +83,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "small blocks": {"block_size": 3},
     "without prefix caching": {"enable_prefix_caching": False},
     "speculation": {"speculative_method": "ngram", "num_speculative_tokens": 5, "block_size": 4},
+    "further steps": {"num_scheduler_steps": 8, "block_size": 4},
     "xxhash": {"prefix_caching_hash_algo": "xxhash", "block_size": 4},
 }
 # Other devices and executors; one workload each.

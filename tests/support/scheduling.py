@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
@@ -34,6 +35,7 @@ def make(
     caching: bool = True,
     by_priority: bool = False,
     draft: int = 0,
+    further: int = 0,
     rope_switch: int | None = None,
     stages: int = 1,
     groups: BlockGroups = ONE_GROUP,
@@ -49,6 +51,7 @@ def make(
         max_num_batched_tokens=tokens,
         max_model_len=groups.longest(blocks, length, tokens, BLOCK),
         max_draft=draft,
+        max_further_steps=further,
         rope_switch=rope_switch,
         stages=stages,
     )
@@ -89,6 +92,8 @@ class FakeRunner:
         self.saved: dict[int, tuple[int, ...]] = {}  # such states, by place
         self.poisoned: set[str] = set()  # requests that each step with them fails for
         self.lost = 0  # sequences whose states a failed step has changed
+        self.further = 0  # further steps that were run
+        self.numbers = itertools.count()
         self.tokens: dict[str, list[int]] = {}
         self.ended: dict[str, str] = {}
         self.kept: dict[str, RemoteBlocks | None] = {}  # for other engines, of requests that have ended
@@ -113,12 +118,16 @@ class FakeRunner:
         assert plan.num_tokens <= limits.max_num_batched_tokens
         assert len(plan.scheduled) <= limits.max_num_seqs
         assert len({item.request_id for item in plan.scheduled}) == len(plan.scheduled)
+        further = next(self.numbers) % (plan.further_steps + 1)  # a sequence may have ended
+        self.further += further
         for item in plan.scheduled:
-            self._apply(item)
+            self._apply(item, plan.further_steps, further)
         assert sum(bool(item.draft) for item in plan.scheduled) <= (limits.max_drafting or limits.max_num_seqs)
-        sampled = [SampledTokens(item.request_id, self._sample(item)) for item in plan.scheduled if item.samples]
+        sampled = [
+            SampledTokens(item.request_id, self._sample(item, further)) for item in plan.scheduled if item.samples
+        ]
         for item in plan.scheduled if self.scheduler._has_states else ():
-            self._check_states(item)
+            self._check_states(item, further)
         awaited = {item.request_id for before, _ in self.in_flight for item in before.scheduled if item.samples}
         assert awaited.isdisjoint(item.request_id for item in plan.scheduled)
         if not plan.is_empty or not self.in_flight:
@@ -137,7 +146,10 @@ class FakeRunner:
 
     def finish(self) -> None:
         """Give the scheduler the result of the oldest step."""
-        for output in self.scheduler.update(*self.in_flight.popleft()):
+        plan, result = self.in_flight.popleft()
+        outputs = self.scheduler.update(plan, result)
+        self.scheduler.run_ahead.measure(plan, result, 1e-9)
+        for output in outputs:
             if isinstance(output, ErrorOutput):
                 self.ended[output.request_id] = "error"
                 continue
@@ -157,8 +169,8 @@ class FakeRunner:
         """The model's next token."""
         return sum(tokens) % 7 if self.varied else tokens[-1] % 2
 
-    def _sample(self, item: ScheduledSequence) -> list[int]:
-        """The model's tokens, up to the first that differs from the draft."""
+    def _sample(self, item: ScheduledSequence, further: int) -> list[int]:
+        """The model's tokens, up to the first that differs from the draft, and those of further steps."""
         tokens = list(self.tokens[item.request_id])
         out = []
         for drafted in (*item.draft, None):
@@ -166,9 +178,12 @@ class FakeRunner:
             tokens.append(out[-1])
             if out[-1] != drafted:
                 break
+        for _ in range(further):
+            out.append(self.next_of(tokens))
+            tokens.append(out[-1])
         return out
 
-    def _apply(self, item: ScheduledSequence) -> None:
+    def _apply(self, item: ScheduledSequence, most_further: int, further: int) -> None:
         tokens, tables = self.tokens[item.request_id], self.tables[item.request_id]
         new = len(item.new_blocks) // max(1, len(tables))
         for index, table in enumerate(tables):
@@ -178,26 +193,33 @@ class FakeRunner:
         assert end <= len(tokens)
         assert item.samples == (end == len(tokens))
         assert item.samples or not item.draft
-        extended, switch = self.extended[item.request_id], self.scheduler.limits.rope_switch
+        assert not most_further or (item.samples and not item.draft and item.count == 1)
+        limits = self.scheduler.limits
+        extended, switch = self.extended[item.request_id], limits.rope_switch
         assert extended == (switch is not None and len(tokens) > switch)
         assert extended or switch is None or item.start + item.count <= switch
         written = [*tokens, *item.draft]
+        if further:
+            written += self._sample(item, further)[:-1]
+        assert extended or switch is None or len(written) <= switch
         for table, window in zip(tables, self.windows, strict=True):
-            assert len(table) * BLOCK >= end + len(item.draft)
-            assert len(table) <= -(-end // BLOCK) + self.scheduler.limits.max_draft
+            assert len(table) * BLOCK >= end + len(item.draft) + most_further
+            unused = limits.max_draft + limits.max_further_steps  # blocks of drafts and steps of before
+            assert len(table) <= -(-end // BLOCK) + unused
             first = 0 if window is None else max(0, item.start - window + 1)
             for position in range(first, item.start):  # written with the same tokens and the same rope
                 found_extended, content = self.written[table[position // BLOCK]]
                 assert (found_extended, content[: position + 1]) == (extended, tuple(tokens[: position + 1]))
-            for position in range(item.start, item.start + item.count):
+            for position in range(item.start, item.start + item.count + further):
                 self.written[table[position // BLOCK]] = extended, tuple(written[: position + 1])
 
-    def _check_states(self, item: ScheduledSequence) -> None:
+    def _check_states(self, item: ScheduledSequence, further: int) -> None:
         """States hold the tokens before those of the step; they go back where a draft is not accepted as a whole."""
         before, tokens = self.states[item.request_id], (*self.tokens[item.request_id], *item.draft)
         assert not item.start or before == tokens[: item.start]
-        if len(self._sample(item)) > len(item.draft):
-            self.states[item.request_id] = tokens[: item.start + item.count]
+        sampled = self._sample(item, further)
+        if len(sampled) > len(item.draft):
+            self.states[item.request_id] = (*tokens, *sampled[:further])[: item.start + item.count + further]
 
     def _lost(self, plan: StepPlan, errors: dict[str, SequenceError]) -> list[str]:
         """Let a step fail that has poisoned requests: the one that is alone ends, else all lose their states."""

@@ -478,6 +478,8 @@ def _build_decoder(
         num_blocks,
         slots,
         stages,
+        # Other devices plan ahead instead, and ranks receive every step.
+        options.num_scheduler_steps - 1 if ranks is None and executor.max_steps_in_flight == 1 else 0,
         observers,
         tier,
         transfer,
@@ -537,6 +539,7 @@ def _scheduler(
     num_blocks: int,
     slots: SlotCounts,
     stages: int,
+    further_steps: int,
     observers: Sequence[BlockObserver],
     tier: OpenedTier | None,
     transfer: OpenedTransfer | None,
@@ -561,6 +564,7 @@ def _scheduler(
         marks_audio=marks_audio(loaded),
         bidirectional=bidirectional_tokens(loaded),
         picture_lora_id=loaded.picture_lora_id,
+        max_further_steps=0 if max_draft else further_steps,  # a draft is made after every token
         stages=stages,
     )
     pool = BlockPool(

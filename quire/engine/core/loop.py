@@ -280,11 +280,14 @@ class EngineCore:
             self._finish(_SubmittedStep(plan, self.executor.run_in_this_thread(plan), time.monotonic()))
 
     def _finish(self, step: _SubmittedStep) -> None:
-        outputs = self.scheduler.update(step.plan, step.pending.result())
+        result = step.pending.result()
+        outputs = self.scheduler.update(step.plan, result)
         self._release(output.request_id for output in outputs)
         stats = self._stats(step.plan)
         stats.step, stats.ended_at = next(self._steps), time.monotonic()
         stats.step_seconds = stats.ended_at - step.started
+        if isinstance(self.scheduler, Scheduler):
+            self.scheduler.run_ahead.measure(step.plan, result, stats.step_seconds)
         if self._offload is not None:
             self._after_step(self._offload, step.plan, stats)
         if self._transfer is not None:

@@ -139,9 +139,43 @@ class ModelRunner:
                 self._execute_alone(plan, step)
         else:
             self._finish(computed, step)
+            if plan.further_steps and computed.hidden is None:
+                self._run_ahead(plan, step)
         for request_id, reason in self.items.refusals(plan.scheduled).items():
             step.known.errors[request_id] = SequenceError(reason, invalid=True)
         return step
+
+    def _run_ahead(self, plan: StepPlan, step: StartedStep) -> None:
+        """Run further steps, each with the tokens that the one before has sampled, and report the tokens of all.
+
+        The last one is that in which a sequence may have ended. Rows of logits are in the same order in all of them.
+        """
+        request_ids, tokens = step.pending.pop()
+        rows = [self._table.row_of(request_id) for request_id in request_ids]
+        params = self._table.params_of(rows)
+        chosen = [[token] for token in tokens.result()]
+        for distance in range(1, plan.further_steps + 1):
+            if any(_may_end(row_params, last) for row_params, (*_, last) in zip(params, chosen, strict=True)):
+                break
+            scheduled = [
+                ScheduledSequence(item.request_id, item.start + distance, 1, (), samples=True)
+                for item in plan.scheduled
+            ]
+            try:
+                computed = self._compute(scheduled)
+            except Exception as error:  # error boundary: the next step finds out for which sequences it fails
+                if not self.contains_failures:
+                    raise
+                if self._states is not None:
+                    self._lose(plan, step, error)
+                    return
+                logger.exception("a further step failed; its sequences are scheduled again")
+                break
+            assert computed.logits is not None
+            for row_tokens, token in zip(chosen, self._sampler.start(computed.logits, rows).result(), strict=True):
+                row_tokens.append(token)
+        for request_id, row_tokens in zip(request_ids, chosen, strict=True):
+            _report(request_id, row_tokens, step.known)
 
     def _update(self, changes: Changes) -> None:
         """Rows of the table have changed."""
@@ -379,6 +413,11 @@ def _report(request_id: str, chosen: Sequence[SampledToken], result: StepResult)
         return
     logprobs = [choice.logprobs for choice in chosen if choice.logprobs is not None]
     result.sampled.append(SampledTokens(request_id, [choice.token for choice in chosen], logprobs or None))
+
+
+def _may_end(params: SamplingParams, sampled: SampledToken) -> bool:
+    """Whether a sequence may end with a token that was sampled for it."""
+    return sampled.error is not None or sampled.token in params.eos_token_ids or sampled.token in params.stop_token_ids
 
 
 def _failure(error: Exception) -> SequenceError:

@@ -32,6 +32,7 @@ class SchedulerLimits:
         marks_audio: audio in prompts with pictures is encoded in another way than elsewhere.
         bidirectional: which tokens attend to each other in both directions, and are therefore computed in one step:
             those of each picture, or those of the prompt; None: no tokens do.
+        max_further_steps: most steps that follow a step before its tokens are known to the scheduler.
         stages: pipeline stages, each of which computes another step at the same time.
     """
 
@@ -50,6 +51,7 @@ class SchedulerLimits:
     picture_lora_id: int | None = None
     marks_audio: bool = False
     bidirectional: Bidirectional | None = None
+    max_further_steps: int = 0
     stages: int = 1
 
     def __post_init__(self) -> None:

@@ -174,6 +174,8 @@ class StepPlan:
         encoded: items that are encoded before the tokens are computed.
         audio: audio that is encoded before tokens are computed, of sequences whose audio arrives while they run.
         evicted: keys of embeddings that are not kept any more, from before the step on.
+        further_steps: most steps that may follow at once, each with the last token of every scheduled sequence; their
+            blocks have room for the tokens. They end early where a sequence may have ended.
         stats: counters of this step; the scheduler completes them when the step has finished.
     """
 
@@ -185,6 +187,7 @@ class StepPlan:
     encoded: list[EncodedItem] = field(default_factory=list)
     audio: list[EncodedAudio] = field(default_factory=list)
     evicted: list[bytes] = field(default_factory=list)
+    further_steps: int = 0
     stats: StepStats = field(default_factory=StepStats)
 
     @property
@@ -206,7 +209,7 @@ class StepPlan:
 
 
 class SampledTokens(msgspec.Struct, frozen=True):
-    """The next tokens of one sequence: one, and one more for each confirmed token of its draft."""
+    """The next tokens of one sequence: one, and one more for each confirmed token of its draft or further step."""
 
     request_id: str
     tokens: list[int]

@@ -37,6 +37,7 @@ from quire.engine.scheduling.open_requests import OpenRequests
 from quire.engine.scheduling.pipeline import StepShares
 from quire.engine.scheduling.plan import ScheduledSequence, StepPlan, StepResult
 from quire.engine.scheduling.request import Hasher, Request, token_array
+from quire.engine.scheduling.run_ahead import RunAhead
 from quire.engine.scheduling.speculation import Speculation
 from quire.engine.scheduling.state_snapshots import PlannedSnapshot, SnapshotStore, StateSnapshots
 from quire.engine.scheduling.tier_blocks import BlockTier, LoadRule
@@ -141,6 +142,7 @@ class Scheduler:
         self.held = held
         self._cross_attention = CrossAttentionBlocks(pool, hasher, limits.convolutions)
         self._speculation = Speculation(limits, self._tables)
+        self.run_ahead = RunAhead(limits, self._tables, self._snapshots)
         self._encoder_cache = EncoderCache(limits.encoder_cache_size, limits.encoder_compute_budget, limits.pixel_cost)
         self._shares = StepShares(limits.stages)
         self._running: list[Request] = []  # sorted by sort key
@@ -350,7 +352,7 @@ class Scheduler:
                 item = items[request_id]
                 self._tables.evict(request, item.start)
                 request.restart()
-                self._isolation.add(request, item.start + item.count - len(item.draft))
+                self._isolation.add(request, item.start + item.count - len(item.draft) + plan.further_steps)
                 if request.in_batch:  # else preempted while the step was in flight
                     self._preempt(request)
 
@@ -476,6 +478,8 @@ class Scheduler:
         self._shares.begin_step(self._running, pending)
         decoding = pending.count(1)
         self._speculation.begin_step(decoding)
+        if only is None and decoding == len(self._running) == len(self._requests):
+            plan.further_steps = self.run_ahead.choose(self._running, self.pool.num_free)
         index, reserved = 0, postponed.count
         while index < len(self._running):  # preemption removes from the end, so indices into `pending` stay valid
             request = self._running[index]
@@ -683,13 +687,14 @@ class Scheduler:
         draft: tuple[int, ...] = (),
     ) -> None:
         start, end = request.num_computed_tokens, request.num_computed_tokens + count
-        new_blocks = self._tables.grow(request, end + len(draft))
+        new_blocks = self._tables.grow(request, end + len(draft) + plan.further_steps)
         if enters:
             new_blocks = tuple(itertools.chain.from_iterable(request.tables))
         samples = request.generates and end == len(request.tokens) + request.num_output_placeholders
         items = () if request.placeholders is None else request.placeholders.tokens(start, end)
         bidirectional = () if request.bidirectional is None else request.bidirectional_spans(start, end)
-        snapshot = None if self._snapshots is None or draft else self._snapshots.plan(request, end)
+        moves_on = draft or plan.further_steps  # the step does not end with the states behind these tokens
+        snapshot = None if self._snapshots is None or moves_on else self._snapshots.plan(request, end)
         plan.scheduled.append(
             ScheduledSequence(
                 *(request.id, start, count + len(draft), new_blocks, samples, draft, items, bidirectional, snapshot)

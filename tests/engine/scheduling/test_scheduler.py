@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from quire.engine.scheduling import pipeline, snapshot_borders
 from quire.engine.scheduling.block_tables import BlockGroups
 from quire.engine.scheduling.limits import SchedulerLimits
+from quire.engine.scheduling.plan import SampledTokens, StepResult
 from quire.engine.scheduling.state_snapshots import SnapshotStore
 from tests.support.scheduling import FakeRunner, make, request
 
@@ -40,6 +41,7 @@ SNAPSHOTS = st.sampled_from([None, SnapshotStore(1, 8), SnapshotStore(3, 8), Sna
     caching=st.booleans(),
     by_priority=st.booleans(),
     draft=st.sampled_from([0, 1, 6]),
+    further=st.sampled_from([0, 1, 7]),
     rope_switch=st.sampled_from([None, 10, 25]),
     stages=st.sampled_from([1, 1, 2, 3]),
     least=st.sampled_from([1, 2, 8]),
@@ -57,6 +59,7 @@ def test_all_requests_finish_and_state_is_consistent(
     caching: bool,
     by_priority: bool,
     draft: int,
+    further: int,
     rope_switch: int | None,
     stages: int,
     least: int,
@@ -69,7 +72,21 @@ def test_all_requests_finish_and_state_is_consistent(
         patch.setattr(pipeline, "_LEAST", least)
         patch.setattr(snapshot_borders, "_LEAST", least)
         run_arrivals(
-            *(arrivals, blocks, seqs, tokens, caching, by_priority, draft, rope_switch, stages, varied, groups, aborts),
+            *(
+                arrivals,
+                blocks,
+                seqs,
+                tokens,
+                caching,
+                by_priority,
+                draft,
+                further,
+                rope_switch,
+                stages,
+                varied,
+                groups,
+                aborts,
+            ),
             snapshots,
         )
 
@@ -82,6 +99,7 @@ def run_arrivals(
     caching: bool,
     by_priority: bool,
     draft: int,
+    further: int,
     rope_switch: int | None,
     stages: int,
     varied: bool,
@@ -91,6 +109,8 @@ def run_arrivals(
 ) -> None:
     if groups.has_states and stages > 1:
         draft = 0  # as the engine does
+    if draft or stages > 1:
+        further = 0  # as the engine does
     if len(groups.windows) == 1:
         blocks = blocks - 48
     scheduler = make(
@@ -101,6 +121,7 @@ def run_arrivals(
         caching=caching,
         by_priority=by_priority,
         draft=draft,
+        further=further,
         rope_switch=rope_switch,
         stages=stages,
         groups=groups,
@@ -142,6 +163,7 @@ def run_arrivals(
     tokens=st.integers(6, 50),
     by_priority=st.booleans(),
     draft=st.sampled_from([0, 6]),
+    further=st.sampled_from([0, 5]),
     groups=st.sampled_from([groups for groups in GROUPS if groups.has_states]),
     snapshots=SNAPSHOTS,
 )
@@ -154,6 +176,7 @@ def test_only_the_request_ends_that_steps_fail_for(
     tokens: int,
     by_priority: bool,
     draft: int,
+    further: int,
     groups: BlockGroups,
     snapshots: SnapshotStore | None,
 ) -> None:
@@ -165,6 +188,7 @@ def test_only_the_request_ends_that_steps_fail_for(
         length=60,
         by_priority=by_priority,
         draft=draft,
+        further=0 if draft else further,
         groups=groups,
         snapshots=snapshots,
     )
@@ -201,6 +225,55 @@ def test_a_lost_request_is_computed_alone_up_to_where_it_was() -> None:
         runner.step()
     assert runner.ended == {"a": "length", "b": "error", "c": "length"}
     assert runner.lost == 3, "only the first step has failed for several"
+
+
+def test_further_steps_are_run_while_all_sequences_decode_and_no_request_waits() -> None:
+    scheduler = make(seqs=2, further=7)
+    runner = FakeRunner(scheduler)
+    scheduler.add(request("a", range(9), 30))
+    plans = [runner.step() for _ in range(2)]
+    assert [plan.further_steps for plan in plans] == [0, 0], "nothing is known of the time that steps take"
+    assert runner.step().further_steps == 7
+    scheduler.add(request("b", range(9), 20))
+    assert runner.step().further_steps == 0, "a prompt is computed"
+    assert runner.step().further_steps == 7
+    scheduler.add(request("c", range(9), 4))
+    assert runner.step().further_steps == 0, "a request waits for a place"
+    scheduler.abort("c")
+    left = 30 - (len(runner.tokens["a"]) - 9)
+    while "a" not in runner.ended:
+        assert runner.step().further_steps <= 7
+    runner.run()
+    assert left > 0
+    assert len(runner.tokens["a"]) == 9 + 30
+    assert len(runner.tokens["b"]) == 9 + 20
+    assert runner.further > 0
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.001, 7), (0.008, 2), (0.016, 0), (1.0, 0)])
+def test_tokens_of_an_output_take_no_more_than_30_ms(seconds: float, expected: int) -> None:
+    """Seconds are those of a step."""
+    scheduler = make(further=7)
+    runner = FakeRunner(scheduler)
+    scheduler.add(request("a", range(9), 30))
+    runner.step()
+    plan = scheduler.schedule()
+    result = StepResult([SampledTokens("a", [1])])
+    scheduler.update(plan, result)
+    scheduler.run_ahead.measure(plan, result, seconds)
+    assert scheduler.schedule().further_steps == expected
+
+
+def test_further_steps_preempt_no_sequence() -> None:
+    """With a block for each sequence left, there is room for the next token of each, and not for seven more."""
+    scheduler = make(blocks=6, further=7)
+    runner = FakeRunner(scheduler)
+    for name in "ab":
+        scheduler.add(request(name, range(7), 5))
+    plans = [runner.step() for _ in range(3)]
+    assert not any(plan.further_steps and plan.stats.preemptions for plan in plans)
+    runner.run()
+    assert {name: len(tokens) for name, tokens in runner.tokens.items()} == {"a": 12, "b": 12}
 
 
 def test_a_long_prompt_leaves_budget_for_decoding_sequences() -> None:

@@ -1,0 +1,92 @@
+"""Decode steps that follow each other before the scheduler learns of their tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.engine.client.sampling_params import SamplingParams
+from tests.support.engine import Engine, Result, greedy, random_prompt
+from tests.support.models import make_model, save_model
+from tests.support.variants import slow_but
+
+KINDS = ("llama", "lfm2", "granitemoehybrid")  # the last two have states
+
+
+@pytest.fixture(scope="module", params=slow_but(KINDS, "llama", "lfm2"))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(make_model(request.param, num_hidden_layers=2), tmp_path_factory.mktemp("model"))
+
+
+def run(engine: Engine, count: int, params: SamplingParams) -> list[Result]:
+    for index in range(count):
+        engine.add(f"r{index}", random_prompt(index, 9 + 4 * index), params)
+    engine.run()
+    return [engine.results[f"r{index}"] for index in range(count)]
+
+
+def tokens_of(results: list[Result]) -> list[list[int]]:
+    return [result.tokens for result in results]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0.0},
+        {"temperature": 1.2, "seed": 3, "top_k": 9, "top_p": 0.9},
+        {"temperature": 0.0, "repetition_penalty": 1.4, "frequency_penalty": 0.3, "logprobs": 2},
+    ],
+)
+def test_outputs_have_several_tokens_and_they_are_the_same(folder: Path, fields: dict[str, Any]) -> None:
+    params = SamplingParams(**{"max_tokens": 40, **fields})
+    single, several = Engine(folder), Engine(folder, num_scheduler_steps=8)
+    expected, results = run(single, 3, params), run(several, 3, params)
+    assert tokens_of(results) == tokens_of(expected)
+    assert [result.finish_reason for result in results] == [result.finish_reason for result in expected]
+    assert any(len(output.token_ids) > 1 for output in results[0].outputs)
+    assert all(len(output.token_ids) <= 8 for output in results[0].outputs)
+    assert several.steps < single.steps / 2
+    for result, other in zip(results, expected, strict=True):
+        entries = [[entry for output in each.outputs for entry in output.logprobs or ()] for each in (result, other)]
+        assert entries[0] == entries[1]
+    assert several.blocks_used == 0
+
+
+def test_a_sequence_ends_among_further_steps(folder: Path) -> None:
+    """At any place; what the others have is the same."""
+    expected = tokens_of(run(Engine(folder), 3, greedy(30)))
+    for place in range(8, 18):
+        end = expected[1][place]
+        until = [tokens[: tokens.index(end) + 1] if end in tokens else tokens for tokens in expected]
+        engine = Engine(folder, num_scheduler_steps=8)
+        results = run(engine, 3, greedy(30, eos_token_ids=(end,)))
+        assert tokens_of(results) == until
+        assert results[1].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("at", [3, 4, 9])
+def test_a_further_step_that_fails_costs_no_token(folder: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = tokens_of(run(Engine(folder), 3, greedy(30)))
+    engine = Engine(folder, num_scheduler_steps=8)
+    compute, calls = engine.runner._compute, 0
+
+    def fail_once(scheduled: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            raise RuntimeError("broken")
+        return compute(scheduled)
+
+    monkeypatch.setattr(engine.runner, "_compute", fail_once)
+    results = run(engine, 3, greedy(30))
+    assert calls > at
+    assert tokens_of(results) == expected
+    assert engine.blocks_used == 0
+
+
+def test_drafts_are_made_after_every_token(folder: Path) -> None:
+    engine = Engine(folder, num_scheduler_steps=8, speculative_method="ngram")
+    assert engine.core.scheduler.limits.max_further_steps == 0
+    assert tokens_of(run(engine, 2, greedy(20))) == tokens_of(run(Engine(folder), 2, greedy(20)))
