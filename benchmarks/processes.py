@@ -89,3 +89,7 @@ class Server:
     def cpu_seconds(self) -> float:
         """Return the CPU time of its processes."""
         return session_seconds(self._process.pid)
+
+    def memory(self) -> float:
+        """Return the MiB of its processes."""
+        return memory_of(self._process.pid)

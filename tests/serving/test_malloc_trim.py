@@ -22,7 +22,7 @@ from tests.support.server import running_server, until
 PATH = "/v1/completions"
 
 
-async def test_the_heap_is_trimmed_once_when_no_request_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_heap_is_trimmed_at_the_start_and_when_no_request_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"resident": 1 << 30}
     monkeypatch.setattr(module, "_resident_bytes", lambda: sizes["resident"])
     trims: list[int] = []
@@ -35,13 +35,14 @@ async def test_the_heap_is_trimmed_once_when_no_request_is_left(monkeypatch: pyt
 
     monkeypatch.setattr(module, "return_freed_memory", lambda: trims.append(sizes["resident"]))
     trimming = asyncio.create_task(heap.trim_regularly(is_idle, 0.001))
-    sizes["resident"] += 100 << 20
     await until(lambda: looked > 3)
-    assert not trims
+    sizes["resident"] += 100 << 20
+    await until(lambda: looked > 6)
+    assert trims == [1 << 30]
     idle = True
-    await until(lambda: looked > 10)
+    await until(lambda: looked > 13)
     trimming.cancel()
-    assert trims == [sizes["resident"]]
+    assert trims == [1 << 30, sizes["resident"]]
 
 
 async def test_large_bodies_are_followed_by_a_trim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,14 +51,15 @@ async def test_large_bodies_are_followed_by_a_trim(tmp_path: Path, monkeypatch: 
         heap = server.state.malloc_trimmer
         monkeypatch.setattr(module, "return_freed_memory", lambda: trims.append(None))
         trimming = asyncio.create_task(heap.trim_regularly(lambda: False, 0.001))
+        await until(lambda: len(trims) == 1)
         for _ in range(3):
             await server.post(PATH, {"prompt": "hi", "max_tokens": 1})
-        assert not trims
+        assert len(trims) == 1
         await server.post(PATH, {"prompt": "hi", "max_tokens": 1, "user": "x" * (17 << 20)})
-        await until(lambda: len(trims) == 1)
+        await until(lambda: len(trims) == 2)
         await server.post(PATH, {"prompt": "hi", "max_tokens": 1})
         trimming.cancel()
-        assert len(trims) == 1
+        assert len(trims) == 2
 
 
 class Collections:

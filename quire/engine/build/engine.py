@@ -15,7 +15,7 @@ import psutil
 from msgspec import structs
 from tqdm import tqdm
 
-from quire.allocator import keep_freed_memory
+from quire.allocator import keep_freed_memory, return_freed_memory
 from quire.config.options import EngineOptions
 from quire.engine.build.attention_checks import with_attention_backend
 from quire.engine.build.cache import (
@@ -239,7 +239,8 @@ def _build_core(
     if options.kv_transfer is not None and built.kv_transfer is None:
         built.core.close()
         raise UnsupportedModel("--kv-transfer-config is not supported: the model does not answer completions or chats")
-    keep_freed_memory()  # after loading: memory that loading frees is not needed again
+    return_freed_memory()  # of loading, which is not needed again
+    keep_freed_memory()
     info = ModelInfo(
         architecture=loaded.config.model_type,
         implementation=loaded.config.implementation,

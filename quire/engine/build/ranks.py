@@ -15,7 +15,7 @@ from typing import cast
 
 import torch
 
-from quire.allocator import keep_freed_memory
+from quire.allocator import keep_freed_memory, return_freed_memory
 from quire.engine.build.cache import SlotCounts, cache_memory, plan_cache
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.warm_up import warm_up_vision
@@ -360,6 +360,7 @@ def _build_follower(
     set_threads(config)
     source = weight_source(config, device, groups)
     loaded = source.load(_no_progress)
+    return_freed_memory()
     keep_freed_memory()
     model = cast("LanguageModel", loaded.model)
     plan = plan_cache(loaded, config, device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -149,8 +150,8 @@ def test_the_weights_used_last_are_kept(tmp_path: Path) -> None:
     size = write(PackedCache(tmp_path, 1 << 30), "a")
     cache = PackedCache(tmp_path, 2 * size)
     write(cache, "b")
-    for time, key in enumerate("ba"):
-        os.utime(tmp_path / f"{key}.weights", (time, time))
+    for used, key in enumerate("ba"):
+        os.utime(tmp_path / f"{key}.weights", (used, used))
     write(cache, "c")
     assert [path.name for path in files(tmp_path)] == ["a.weights", "c.weights"]
     assert cache.open("a") is not None
@@ -182,12 +183,27 @@ def test_processes_that_start_at_once_write_one_file(tmp_path: Path) -> None:
 
 def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     cache = PackedCache(tmp_path, 1 << 30)
-    abandoned, running = tmp_path / "old.1-1.unfinished", tmp_path / "new.2-2.unfinished"
+    abandoned, begun = tmp_path / "old.1-1.unfinished", tmp_path / "new.2-2.unfinished"
     abandoned.write_bytes(b"half")
-    running.write_bytes(b"half")
-    os.utime(abandoned, (0, 0))
+    begun.write_bytes(b"half")
+    minute_ago = time.time() - 60
+    os.utime(abandoned, (minute_ago, minute_ago))
     write(cache, "key")
-    assert files(tmp_path) == [tmp_path / "key.weights", running]
+    assert files(tmp_path) == [tmp_path / "key.weights", begun]
+
+
+def test_a_file_whose_writer_takes_long_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = PackedCache(tmp_path, 1 << 30)
+    slow = cache.create("slow", 0)
+    assert slow is not None
+    slow.add("weight", packed())
+    (unfinished,) = files(tmp_path)
+    os.utime(unfinished, (0, 0))
+    write(cache, "fast")
+    monkeypatch.setattr(os, "fsync", lambda _: os.utime(unfinished, (0, 0)))  # the disk takes long
+    slow.finish()
+    wait_until_written()
+    assert [path.name for path in files(tmp_path)] == ["fast.weights", "slow.weights"]
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])

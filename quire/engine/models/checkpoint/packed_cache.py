@@ -1,12 +1,14 @@
 """PackedCache: packed weights of models in files, which are mapped when a model starts again.
 
 A file has the packed weights of one model, as one rank loads it: their tensors, then an index in JSON, its digest and
-its length. It is written beside the others under a name of its own and renamed once it is whole, so that nobody sees
-half of one. Mappings are private: who writes to a weight gets a copy of that page, and the file stays as it is.
+its length. It is written beside the others under a name of its own, with a lock that tells that it has a writer, and
+renamed once it is whole, so that nobody sees half of one. Mappings are private: who writes to a weight gets a copy of
+that page, and the file stays as it is.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
@@ -35,7 +37,8 @@ _SUFFIX, _UNFINISHED = ".weights", ".unfinished"
 _ALIGNMENT = mmap.PAGESIZE
 _END = struct.Struct("<32sQ8s")  # digest and length of the index, and what the file is
 _MAGIC = b"quirepw1"
-_ABANDONED = 3600.0  # seconds without a write after which an unfinished file has no writer
+_LOCKED = 10.0  # seconds without a write after which an unfinished file without a lock has no writer
+_ABANDONED = 3600.0  # the same where files have no locks
 _SAMPLES, _SAMPLE = 64, 4096  # pieces of a file that are read to know it again, and their bytes
 _CODE = ("kernels", "engine/models")  # what reads and packs weights
 _LOST = 1 << 30  # bytes of the disk that are left free
@@ -96,7 +99,7 @@ class PackedCache:
                 status = path.stat()
                 if path.name.endswith(_SUFFIX):
                     files.append((status.st_mtime, status.st_size, path))
-                elif path.name.endswith(_UNFINISHED) and time.time() - status.st_mtime > _ABANDONED:
+                elif path.name.endswith(_UNFINISHED) and _is_abandoned(path, time.time() - status.st_mtime):
                     path.unlink()
         taken = sum(size for _, size, _ in files)
         for _, size, path in sorted(files):
@@ -155,6 +158,8 @@ class WrittenWeights:
         self._cache, self._path = cache, path
         self._unfinished = path.with_name(f"{path.stem}.{os.getpid()}-{time.monotonic_ns()}{_UNFINISHED}")
         self._file: BinaryIO | None = self._unfinished.open("xb")
+        with suppress(OSError):  # the file system may have no locks
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed, or the process ends
         self._room = cache.room()
         self._entries: dict[str, Any] = {}
 
@@ -208,14 +213,32 @@ class WrittenWeights:
             self._file.write(index + _END.pack(hashlib.sha256(index).digest(), len(index), _MAGIC))
             self._file.flush()
             os.fsync(self._file.fileno())
-            self._file.close()
             self._cache.add(self._unfinished, self._path)
+            self._file.close()
         except OSError as error:
             self._fail(error)
 
     def _fail(self, error: OSError) -> None:
         logger.warning("packed weights cannot be cached in %s: %s", self._path.parent, error)
         self.abandon()
+
+
+def _is_abandoned(path: Path, age: float) -> bool:
+    """Whether an unfinished file has no writer, as who writes one has its lock. `age`: seconds since the last write.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if age <= _LOCKED:
+        return False
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return age > _ABANDONED
+    return True
 
 
 def key_of(files: Iterable[Path], *facts: object) -> str:
