@@ -65,8 +65,9 @@ def wait_for_model(server: Server, seconds: float) -> str:
 class Client:
     """Sends requests of random tokens to a server."""
 
-    def __init__(self, url: str, model: str, seed: int) -> None:
+    def __init__(self, url: str, model: str, seed: int, sampling: dict[str, Any]) -> None:
         self._url, self._model, self._random = url, model, random.Random(seed)
+        self._sampling = sampling
 
     async def seconds(self, requests: int, prompt: int, tokens: int) -> float:
         """Return the seconds until some requests, sent at once, are answered."""
@@ -75,7 +76,7 @@ class Client:
                 "model": self._model,
                 "prompt": self._random.choices(TOKENS, k=prompt),
                 "max_tokens": tokens,
-                "temperature": 0,
+                **self._sampling,
                 "ignore_eos": True,
                 "stream": True,
             }
@@ -138,7 +139,7 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> list[dic
             log = options.out.with_suffix(f".{label}.log")
             servers[label] = stack.enter_context(Server(command, options.port + index, log, model=options.model))
         clients = {
-            label: Client(server.url, wait_for_model(server, options.start_timeout), seed)
+            label: Client(server.url, wait_for_model(server, options.start_timeout), seed, options.sampling)
             for seed, (label, server) in enumerate(servers.items())
         }
         for client in clients.values():  # what a first request costs
@@ -196,6 +197,7 @@ def main() -> None:
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=LOADS)
     parser.add_argument("--decoded", type=int, default=DECODED, help="tokens that one stream decodes")
     parser.add_argument("--long-prompts", type=int, default=LONG_PROMPTS)
+    parser.add_argument("--sampling", type=json.loads, default={"temperature": 0}, help="fields of requests, as JSON")
     parser.add_argument("--start-timeout", type=float, default=120)
     parser.add_argument("--port", type=int, default=8400)
     parser.add_argument("--out", type=Path, required=True)
@@ -208,6 +210,7 @@ def main() -> None:
         "date": date.today().isoformat(),
         "model": options.model.name,
         "cores": os.cpu_count(),
+        "sampling": options.sampling,
         "token_mb": round(size / 1e6, 1),
         "medians": medians(valid, lambda row: float(row["tokens_per_s"])),
         "read_gb_per_s": medians(valid, lambda row: float(row["read_gb_per_s"])),
