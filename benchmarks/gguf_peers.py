@@ -42,6 +42,7 @@ from benchmarks.cpu.limits import READ_BYTES, timed
 from benchmarks.processes import Server, busy_seconds, session_seconds
 
 TOKENS = range(1000, 15000)  # that prompts are made of: usual ones in all vocabularies
+GREEDY = {"temperature": 0}
 LOADS = ("decode", "streams", "prompts")
 STREAMS, STREAM_PROMPT, STREAM_TOKENS = 16, 32, 64
 DECODED, LONG_PROMPT, LONG_PROMPTS = 128, 1024, 2
@@ -197,7 +198,7 @@ def main() -> None:
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=LOADS)
     parser.add_argument("--decoded", type=int, default=DECODED, help="tokens that one stream decodes")
     parser.add_argument("--long-prompts", type=int, default=LONG_PROMPTS)
-    parser.add_argument("--sampling", type=json.loads, default={"temperature": 0}, help="fields of requests, as JSON")
+    parser.add_argument("--sampling", type=json.loads, default=GREEDY, help="fields of requests, as JSON")
     parser.add_argument("--start-timeout", type=float, default=120)
     parser.add_argument("--port", type=int, default=8400)
     parser.add_argument("--out", type=Path, required=True)

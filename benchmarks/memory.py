@@ -16,7 +16,7 @@ from datetime import date
 from pathlib import Path
 from statistics import median
 
-from benchmarks.gguf_peers import Client, wait_for_model
+from benchmarks.gguf_peers import GREEDY, Client, wait_for_model
 from benchmarks.processes import Server
 
 _FILE_SHARE, _MORE_MB = 1.15, 500.0
@@ -25,7 +25,7 @@ _FILE_SHARE, _MORE_MB = 1.15, 500.0
 def memory_after_one_request(command: str, port: int, label: str, options: argparse.Namespace) -> float:
     """Return the megabytes of a server that has answered a request."""
     with Server(command, port, options.out.with_suffix(f".{label}.log"), model=options.model) as server:
-        client = Client(server.url, wait_for_model(server, options.start_timeout), 0)
+        client = Client(server.url, wait_for_model(server, options.start_timeout), 0, GREEDY)
         asyncio.run(client.seconds(1, options.prompt, options.tokens))
         return round(server.memory() * 2**20 / 1e6, 1)
 

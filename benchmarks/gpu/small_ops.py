@@ -25,13 +25,14 @@ from quire.engine.models.specs.cache import CacheGroup, CacheShape, FullCache
 from quire.kernels.activation import act_and_mul, clamped_swiglu
 from quire.kernels.add_rms_norm import add_rms_norm
 from quire.kernels.adjust_logits import Penalties, TokenCounts, penalize
-from quire.kernels.choose_tokens import ChoiceSettings, argmax, choose_tokens
+from quire.kernels.choose_tokens import argmax, choose_tokens
 from quire.kernels.layer_norm import layer_norm
 from quire.kernels.projected_heads import CosSin, ProjectedHeads, QKNormWeights
 from quire.kernels.qk_norm_rope import qk_norm_rope
 from quire.kernels.qk_norm_rope_write import in_two_ops, qk_norm_rope_write
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.rope import apply_rope
+from quire.kernels.sampling import ChoiceSettings
 from quire.kernels.softcap import softcap
 from quire.kernels.token_logprobs import token_logprobs
 

@@ -103,8 +103,11 @@ def test_tokens_that_are_dropped_are_never_sampled(
 ) -> None:
     logits = torch.full((2, 9000), -torch.inf)
     logits[0, 8191], logits[1, 4095:4097], logits[1, 17] = -50.0, 1.0, -20.0
-    kept = {"min_ps": [min_p] * 2, "top_ks": [top_k] * 2, "top_ps": [top_p] * 2}
-    sampled = _run(compiled, lambda: sample(logits, [1.0] * 2, [random] * 2, **kept))
+
+    def call() -> list[int]:
+        return sample(logits, [1.0] * 2, [random] * 2, min_ps=[min_p] * 2, top_ks=[top_k] * 2, top_ps=[top_p] * 2)
+
+    sampled = _run(compiled, call)
     assert sampled is not None
     # Token 17 is improbable; only a top-k of many keeps it, for the largest of random numbers.
     assert sampled == [8191, 4095 if random < 0.5 else 4096] or (top_k and random > 0.5 and sampled == [8191, 17])
