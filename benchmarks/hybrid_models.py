@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.gguf_models import CHAT
 from benchmarks.hybrid_shapes import SHAPES
-from benchmarks.picture_models import END, write_json, write_tokenizer
+from benchmarks.picture_models import END, write_chat_tokenizer, write_json
 
 
 def make_config(name: str, folder: Path) -> None:
@@ -37,17 +37,7 @@ def make_model(name: str, folder: Path, tokenizer: Path) -> None:
     """Write a checkpoint."""
     shape = SHAPES[name]
     folder.mkdir(parents=True, exist_ok=True)
-    ids = write_tokenizer(tokenizer, folder, (), shape["vocab_size"])
-    write_json(
-        folder / "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "clean_up_tokenization_spaces": False,
-            "eos_token": END,
-            "pad_token": "<|endoftext|>",
-            "chat_template": CHAT,
-        },
-    )
+    ids = write_chat_tokenizer(tokenizer, folder, shape["vocab_size"], CHAT)
     end = {"eos_token_id": ids[END], "pad_token_id": ids["<|endoftext|>"], "bos_token_id": None}
     torch.manual_seed(0)
     fields = {key: value for key, value in shape.items() if key != "model_type"}

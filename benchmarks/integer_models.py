@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from benchmarks.gguf_models import CHAT, SHAPES, WEIGHT_SIZE, Shape
-from benchmarks.picture_models import END, write_json, write_tokenizer
+from benchmarks.picture_models import END, write_chat_tokenizer, write_json
 
 _GROUP = 128  # inputs
 _CODE_DEVIATION = 4.61  # of codes from 0 to 15
@@ -164,17 +164,7 @@ def write_model(shape: Shape, tokenizer: Path, stored_as: str, folder: Path) -> 
     """Write the checkpoint."""
     linear, quantization = FORMATS[stored_as]
     folder.mkdir(parents=True, exist_ok=True)
-    ids = write_tokenizer(tokenizer, folder, (), shape.vocabulary)
-    write_json(
-        folder / "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "clean_up_tokenization_spaces": False,
-            "eos_token": END,
-            "pad_token": "<|endoftext|>",
-            "chat_template": CHAT,
-        },
-    )
+    ids = write_chat_tokenizer(tokenizer, folder, shape.vocabulary, CHAT)
     write_json(folder / "config.json", config(shape, ids[END], quantization))
     save_file(weights(shape, linear), folder / "model.safetensors", {"format": "pt"})
 

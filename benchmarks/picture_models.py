@@ -158,6 +158,29 @@ def write_tokenizer(tokenizer: Path, folder: Path, added: Sequence[str], size: i
     return {token["content"]: token["id"] for token in fields["added_tokens"]}
 
 
+def write_chat_tokenizer(tokenizer: Path, folder: Path, size: int, template: str) -> dict[str, int]:
+    """Write the tokenizer of a model of text and its config, and return the ids of all special tokens.
+
+    Args:
+        tokenizer: the folder of the tokenizer.
+        folder: where it is written.
+        size: number of tokens of the vocabulary.
+        template: the chat template.
+    """
+    ids = write_tokenizer(tokenizer, folder, (), size)
+    write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            "eos_token": END,
+            "pad_token": "<|endoftext|>",
+            "chat_template": template,
+        },
+    )
+    return ids
+
+
 def make_model(name: str, folder: Path, tokenizer: Path) -> None:
     """Write a checkpoint."""
     shape = SHAPES[name]

@@ -1,7 +1,7 @@
 """Tokens chosen from logits by per-row settings that are on the logits' device, without a copy to the host.
 
-The rule is that of `quire.kernels.sampling.chosen_tokens`: a random number gives the same token, except where it is so
-close to the border of two tokens that rounding decides.
+The rule is that of `choose_tokens_reference` in `quire.kernels.sampling`: a random number gives the same token, except
+where it is so close to the border of two tokens that rounding decides.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from quire.kernels import gpu
-from quire.kernels.sampling import NO_TOKEN, ChoiceSettings, chosen_tokens, has_token
+from quire.kernels.sampling import NO_TOKEN, ChoiceSettings, choose_tokens_reference, has_token
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -25,7 +25,7 @@ def argmax(logits: Tensor) -> Tensor:
 
 
 def choose_tokens(logits: Tensor, settings: ChoiceSettings) -> Tensor:
-    """(rows,) int64: a token for each row of logits (rows, vocab) float32; see `chosen_tokens`."""
+    """(rows,) int64: a token for each row of logits (rows, vocab) float32; see `choose_tokens_reference`."""
     if gpu.supports(logits, settings.temperatures) and logits.stride(1) == 1:
         from quire.kernels.triton import choose_tokens as kernel
 
@@ -39,4 +39,4 @@ def choose_tokens(logits: Tensor, settings: ChoiceSettings) -> Tensor:
             random=settings.random,
             ranked=settings.ranked,
         )
-    return chosen_tokens(logits, settings)
+    return choose_tokens_reference(logits, settings)

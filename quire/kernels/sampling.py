@@ -78,7 +78,7 @@ def sample(
     top_ks: Sequence[int] | None = None,
     top_ps: Sequence[float] | None = None,
 ) -> list[int]:
-    """The token of each row of logits (rows, vocab) float32; see `chosen_tokens`.
+    """The token of each row of logits (rows, vocab) float32; see `choose_tokens_reference`.
 
     Args:
         logits: (rows, vocab) float32.
@@ -92,7 +92,7 @@ def sample(
     min_ps, top_ks, top_ps = min_ps or [0.0] * rows, top_ks or [0] * rows, top_ps or [1.0] * rows
     if not _is_supported(logits):
         log_min_p = [math.log(min_p) if min_p else -math.inf for min_p in min_ps]
-        chosen: list[int] = chosen_tokens(
+        chosen: list[int] = choose_tokens_reference(
             logits,
             ChoiceSettings(
                 temperatures=torch.tensor(temperatures, dtype=torch.float32),
@@ -144,7 +144,7 @@ class ChoiceSettings:
     ranked: bool
 
 
-def chosen_tokens(logits: Tensor, settings: ChoiceSettings) -> Tensor:
+def choose_tokens_reference(logits: Tensor, settings: ChoiceSettings) -> Tensor:
     """(rows,) int64: a token for each row of logits (rows, vocab) float32, chosen by torch.
 
     The first of the largest logits; or the token where the running sum of probabilities exceeds random * total: in

@@ -11,7 +11,7 @@ import torch
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.execution.sampling.sampler import sample_tokens
 from quire.kernels.choose_tokens import argmax, choose_tokens
-from quire.kernels.sampling import NO_TOKEN, ChoiceSettings, chosen_tokens
+from quire.kernels.sampling import NO_TOKEN, ChoiceSettings, choose_tokens_reference
 from quire.kernels.sampling_state import uniform
 from tests.support.variants import covering
 
@@ -118,7 +118,7 @@ def test_rows_with_nan_or_infinity_have_no_token(vocab: int, invalid: float, dev
     logits[0], logits[1, 0], logits[2, vocab - 1], logits[3] = invalid, invalid, invalid, -torch.inf
     for kind in KINDS:
         settings = settings_of([kind] * 5, [0.5] * 5, device)
-        for tokens in (choose_tokens(logits, settings).tolist(), chosen_tokens(logits, settings).tolist()):
+        for tokens in (choose_tokens(logits, settings).tolist(), choose_tokens_reference(logits, settings).tolist()):
             assert tokens[:3] == [NO_TOKEN] * 3
             assert all(0 <= token < vocab for token in tokens[3:])
     assert argmax(logits).tolist() == [NO_TOKEN] * 3 + [0, 0]
@@ -144,5 +144,5 @@ def test_a_row_does_not_depend_on_the_others(device: torch.device) -> None:
 def test_the_reference_follows_the_same_rule() -> None:
     logits, randoms = torch.randn(len(KINDS), 600) * 3, [uniform(seed, 4) for seed in range(len(KINDS))]
     settings = settings_of(KINDS, randoms, torch.device("cpu"))
-    assert chosen_tokens(logits, settings).tolist() == sample_tokens(logits.clone(), KINDS, randoms)
+    assert choose_tokens_reference(logits, settings).tolist() == sample_tokens(logits.clone(), KINDS, randoms)
     assert dataclasses.asdict(settings)["ranked"]

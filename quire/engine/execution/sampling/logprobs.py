@@ -18,8 +18,8 @@ def top_logprobs(
 
     `listed`: tokens to report in place of the top tokens, for each row; empty for rows that report the top tokens.
     """
-    found = token_logprobs(logits, torch.tensor(tokens, device=logits.device), alternatives)
-    rows = zip(tokens, *(values.tolist() for values in found), strict=True)
+    reported = token_logprobs(logits, torch.tensor(tokens, device=logits.device), alternatives)
+    rows = zip(tokens, *(values.tolist() for values in reported), strict=True)
     entries = [
         TokenLogprobs([token, *top_ids], [value, *top], [rank, *range(1, len(top) + 1)])
         for token, value, rank, top_ids, top in rows

@@ -83,8 +83,8 @@ class Sampler(TokenSampler):
         reported = [i for i, row_params in enumerate(params) if row_params.logprobs is not None]
         raw = None
         if reported:  # a copy, unless nothing changes the logits
-            changes = self._states_in_use or len(reported) < len(rows)
-            raw = logits[reported] if changes else logits
+            keeps_logits = not self._states_in_use and len(reported) == len(rows)
+            raw = logits if keeps_logits else logits[reported]
         for processor in self._processors_in_use:
             users = processor.rows
             for index, row in enumerate(rows):

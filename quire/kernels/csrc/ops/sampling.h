@@ -174,24 +174,24 @@ typedef std::vector<Candidate> Candidates;
 
 // The first `count` candidates of a row, in any order, or all if there are fewer.
 inline Candidates first_candidates(const Weights &weights, int64_t count) {
-    Candidates found;
+    Candidates candidates;
     float above = weights.above();  // what follows has to be larger to be among the first
     auto drop_others = [&] {
-        if (int64_t(found.size()) <= count) return;
-        std::nth_element(found.begin(), found.begin() + count - 1, found.end());
-        found.resize(count);
-        above = found.back().scaled;
+        if (int64_t(candidates.size()) <= count) return;
+        std::nth_element(candidates.begin(), candidates.begin() + count - 1, candidates.end());
+        candidates.resize(count);
+        above = candidates.back().scaled;
     };
     for (int64_t i = 0; i < weights.vocab(); i += LANES) {
         Floats scaled = weights.scaled(i);
         if (!any(scaled > broadcast(above))) continue;
         Floats weight = weights.of(scaled);
         for (int lane = 0; lane < LANES; lane++)
-            if (scaled[lane] > above) found.push_back({scaled[lane], weight[lane], int32_t(i + lane)});
-        if (int64_t(found.size()) >= 2 * count + LANES) drop_others();
+            if (scaled[lane] > above) candidates.push_back({scaled[lane], weight[lane], int32_t(i + lane)});
+        if (int64_t(candidates.size()) >= 2 * count + LANES) drop_others();
     }
     drop_others();
-    return found;
+    return candidates;
 }
 
 inline double total(const Candidates &candidates) {

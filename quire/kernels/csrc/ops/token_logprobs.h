@@ -52,14 +52,14 @@ inline Candidates likeliest(const Weights &weights, const float *logits, int64_t
 
 inline void TokenLogprobs::run() const {
     parallel_for(rows, rows * vocab > SERIAL, [&](int64_t row) {
-        const float *own = logits + row * vocab;
-        float largest = max_logit(own, vocab), token = own[tokens[row]];
-        Weights weights(own, vocab, largest, {.temperature = 1.0f, .log_min_p = -INFINITY});
+        const float *row_logits = logits + row * vocab;
+        float largest = max_logit(row_logits, vocab), token = row_logits[tokens[row]];
+        Weights weights(row_logits, vocab, largest, {.temperature = 1.0f, .log_min_p = -INFINITY});
         float log_total = float(std::log(weights.total(nullptr)));
         chosen[row] = token - largest - log_total;
-        ranks[row] = 1 + count_above(own, vocab, token);
+        ranks[row] = 1 + count_above(row_logits, vocab, token);
         if (count == 0) return;
-        Candidates candidates = likeliest(weights, own, count);
+        Candidates candidates = likeliest(weights, row_logits, count);
         for (int64_t i = 0; i < count; i++) {
             top_ids[row * count + i] = candidates[i].token;
             top[row * count + i] = candidates[i].scaled - log_total;
