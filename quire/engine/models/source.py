@@ -244,7 +244,7 @@ class _WeightMover(LoadObserver):
             for name in ("packed", "weight"):
                 moved = _copy_tensors(getattr(layer, name), getattr(into, name))
                 for tensor in moved:
-                    tensor.untyped_storage().resize_(0)
+                    tensor.set_()  # which frees its memory, or its part of memory that several share
 
 
 class _FiniteWeights(WeightTaker):
@@ -275,10 +275,12 @@ def _copy_tensors(source: Any, target: Any) -> list[Tensor]:
     """
     targets, pairs = dict(tensors_in(target)), []
     for path, tensor in tensors_in(source):
+        if not tensor.numel():
+            continue
         into = targets.get(path)
         if into is None or into.shape != tensor.shape or into.dtype != tensor.dtype:
             raise WeightMismatch(f"the model in memory has no place for {path.removeprefix('.')}")
-        if into is not tensor and tensor.untyped_storage().nbytes():
+        if into is not tensor:
             pairs.append((into, tensor))
     for into, tensor in pairs:
         into.copy_(tensor)

@@ -16,9 +16,9 @@ void Capture::add(int64_t rows, std::function<void(int64_t)> call) {
     else complete_ = false;
 }
 
-const char *const *Capture::add_weight(const char *weight) {
+const PanelWeight *Capture::add_weight(const PanelWeight &weight) {
     weights_.back() = weight;
-    return &weights_.emplace_back(nullptr);
+    return &weights_.emplace_back();
 }
 
 void Capture::replay(const std::vector<int64_t> &counts) const {

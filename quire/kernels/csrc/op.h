@@ -18,8 +18,8 @@
 // The Python function that calls it is in quire/kernels/. It allocates outputs with `empty` of quire/kernels/capture.py, not with
 // torch.empty: a replay writes to the addresses that were captured. After a change here: python setup.py build_ext --inplace
 //
-// An op may have `const char *const *following`, where a capture says which weight is read after its own, and
-// first_weight(), where its own begins.
+// An op may have `const PanelWeight *following`, where a capture says which weight is read after its own, and
+// panel_weight(), its own.
 //
 // An op whose run() returns something, or which has no row_count(), cannot be part of a complete capture.
 #pragma once
@@ -74,7 +74,7 @@ PyObject *run_op(const Op &op) {
         if (current_capture) {
             if constexpr (requires(Op call) { call.row_count(); }) {
                 Op call = op;
-                if constexpr (requires { call.following; }) call.following = current_capture->add_weight(call.first_weight());
+                if constexpr (requires { call.following; }) call.following = current_capture->add_weight(call.panel_weight());
                 current_capture->add(call.row_count(), [call](int64_t rows) mutable { call.row_count() = rows, call.run(); });
             } else {
                 current_capture->set_incomplete();

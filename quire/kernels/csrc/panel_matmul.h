@@ -35,57 +35,73 @@ inline int64_t panels_per_item(int64_t panels, int64_t limit) {
 // Threads work on the chunks of a group side by side, so that each of them reads the group once.
 //
 // With few rows, memory sets the pace, and the processor fetches ahead by itself of what is read in order: faster than by
-// instructions, of which a core has only some under way. An item is a run of panels then, long ones first.
-struct Tiling {
-    int64_t rows, panels, packed_bytes, row_bytes, tiles, tile, group, chunks, items;
-    const char *following;      // weight that is read after this one, or null
-    std::vector<int64_t> runs;  // with few rows: the first panel of each item, and the number of panels; else empty
+// instructions, of which a core has only some under way. A thread has a range of neighbouring panels then.
+class Tiling {
+  public:
     // few_rows: number of rows up to which panels are read in order, at most max_rows.
-    Tiling(int64_t rows, int64_t size_out, int64_t packed_bytes, int64_t row_bytes, int64_t max_rows, int64_t few_rows,
-           const char *const *following = nullptr)
-        : rows(rows), panels((size_out + PANEL - 1) / PANEL), packed_bytes(packed_bytes), row_bytes(row_bytes),
-          tiles((rows + max_rows - 1) / max_rows), tile((rows + tiles - 1) / tiles),
-          group(rows <= SMALL_BATCH ? 1 : panels_per_item(panels, std::clamp<int64_t>(L2_WEIGHT_BYTES / packed_bytes, 1, 4))),
-          following(following ? *following : nullptr) {
-        int64_t groups = (panels + group - 1) / group;
-        chunks = std::clamp<int64_t>(ITEMS_PER_THREAD * pool_threads() / groups, 1, std::max<int64_t>(1, tiles / CHUNK_TILES));
-        items = groups * chunks;
-        if (rows > few_rows) return;
-        runs.reserve(std::min(panels, 16 * int64_t(pool_threads())) + 1);  // rarely more: a product should allocate once
-        for (int64_t panel = 0; panel < panels; panel += std::max<int64_t>(1, (panels - panel) / (2 * pool_threads())))
-            runs.push_back(panel);
-        items = int64_t(runs.size());
-        runs.push_back(panels);
+    Tiling(int64_t rows, const PanelWeight &weight, int64_t row_bytes, int64_t max_rows, int64_t few_rows,
+           const PanelWeight *following = nullptr)
+        : tile((rows + tiles_of(rows, max_rows) - 1) / tiles_of(rows, max_rows)), group(panels_of_group(rows, weight)),
+          rows_(rows), row_bytes_(row_bytes), tiles_(tiles_of(rows, max_rows)), weight_(weight),
+          following_(following ? *following : PanelWeight{}), reads_in_order_(rows <= few_rows),
+          groups_((weight.panels + group - 1) / group),
+          chunks_(std::clamp<int64_t>(ITEMS_PER_THREAD * pool_threads() / groups_, 1, std::max<int64_t>(1, tiles_ / CHUNK_TILES))),
+          items_(groups_ * chunks_), ranges_(weight.panels) {}
+    const int64_t tile, group;  // rows, panels
+
+    const char *panel_at(int64_t panel) const { return weight_.data + panel * weight_.panel_bytes; }
+    // Calls body(first row, rows, panel, prefetch) for all tiles and panels of what a thread does. x_at(panel): where the
+    // first row for it is. The prefetch is of the same panel of the next item, if its group is another: all of it if there
+    // is one tile, else one half beside each of the first two tiles. The last panels prefetch the first ones of the
+    // following weight. A tile's first panel prefetches the rows of the next tile if there is nothing else to prefetch.
+    template <class Rows, class Body>
+    void for_each(int thread, Rows x_at, Body body) {
+        if (reads_in_order_) {
+            ranges_.for_each(thread, [&](int64_t panel, bool last) {
+                body(0, rows_, panel, PrefetchStream{last ? following_range(thread) : nullptr, 2 * LINE});
+            });
+            return;
+        }
+        items_.for_each([&](int64_t item, int64_t next) { multiply_item(item, next, x_at, body); });
+    }
+
+  private:
+    static int64_t tiles_of(int64_t rows, int64_t max_rows) { return (rows + max_rows - 1) / max_rows; }
+    static int64_t panels_of_group(int64_t rows, const PanelWeight &weight) {
+        int64_t limit = std::clamp<int64_t>(L2_WEIGHT_BYTES / weight.panel_bytes, 1, 4);
+        return rows <= SMALL_BATCH ? 1 : panels_per_item(weight.panels, limit);
+    }
+    // Where a thread begins to read the following weight: null if there is none.
+    const char *following_range(int thread) const {
+        if (!following_.data) return nullptr;
+        return following_.data + WorkRanges::range_start(thread, pool_threads(), following_.panels) * following_.panel_bytes;
     }
     // Where a panel is. Those after the last one are of the following weight, as if its panels had the same size: null if
     // there is none.
-    const char *panel_at(const char *weight, int64_t panel) const {
-        if (panel < panels) return weight + panel * packed_bytes;
-        return following ? following + (panel - panels) * packed_bytes : nullptr;
+    const char *panel_or_following(int64_t panel) const {
+        if (panel < weight_.panels) return panel_at(panel);
+        return following_.data ? following_.data + (panel - weight_.panels) * weight_.panel_bytes : nullptr;
     }
-    // Calls body(first row, rows, panel, prefetch) for all tiles and panels of an item. The prefetch is of the same panel
-    // of the next item, if its group is another: all of it if there is one tile, else one half beside each of the first
-    // two tiles. The last panels prefetch the first ones of the following weight. A tile's first panel prefetches the rows
-    // of the next tile if there is nothing else to prefetch.
-    template <class Body>
-    void for_each(int64_t item, int64_t next, const char *x, const char *weight, Body body) const {
-        if (!runs.empty()) {
-            for (int64_t panel = runs[item]; panel < runs[item + 1]; panel++) {
-                int64_t then = panel + pool_threads();
-                body(0, rows, panel, PrefetchStream{then < panels ? nullptr : panel_at(weight, then), 2 * LINE});
-            }
-            return;
-        }
-        int64_t first = item / chunks * group, end = std::min(panels, first + group), skipped = next / chunks * group - first;
-        int64_t chunk = item % chunks, begin = chunk * tiles / chunks, after = (chunk + 1) * tiles / chunks;
-        for (int64_t t = begin; t < after && t * tile < rows; t++)
+    template <class Rows, class Body>
+    void multiply_item(int64_t item, int64_t next, Rows x_at, Body body) const {
+        int64_t first = item / chunks_ * group, end = std::min(weight_.panels, first + group);
+        int64_t skipped = next / chunks_ * group - first;
+        int64_t chunk = item % chunks_, begin = chunk * tiles_ / chunks_, after = (chunk + 1) * tiles_ / chunks_;
+        for (int64_t t = begin; t < after && t * tile < rows_; t++)
             for (int64_t panel = first; panel < end; panel++) {
-                const char *at = weight + panel * packed_bytes, *then = skipped ? panel_at(weight, panel + skipped) : nullptr;
-                if (t < begin + 2 && then) at = then + (t - begin) * packed_bytes / 2;
-                else if (panel == first && t + 1 < tiles) at = x + (t + 1) * tile * row_bytes;
-                body(t * tile, std::min(tile, rows - t * tile), panel, PrefetchStream{at, tiles == 1 ? 2 * LINE : LINE});
+                const char *at = panel_at(panel), *then = skipped ? panel_or_following(panel + skipped) : nullptr;
+                if (t < begin + 2 && then) at = then + (t - begin) * weight_.panel_bytes / 2;
+                else if (panel == first && t + 1 < tiles_) at = x_at(first) + (t + 1) * tile * row_bytes_;
+                body(t * tile, std::min(tile, rows_ - t * tile), panel, PrefetchStream{at, tiles_ == 1 ? 2 * LINE : LINE});
             }
     }
+
+    int64_t rows_, row_bytes_, tiles_;
+    PanelWeight weight_, following_;
+    bool reads_in_order_;
+    int64_t groups_, chunks_;  // of panels, of rows
+    WorkItems items_;
+    WorkRanges ranges_;
 };
 
 // Adds the products of two inputs, the halves of x, to 16 outputs.

@@ -2,6 +2,7 @@
 #pragma once
 
 constexpr int LINE = 64;  // bytes of a cache line
+constexpr int64_t L1_BYTES = 32 << 10;  // of a core's first-level cache, about
 constexpr int64_t SERIAL = 16384;  // elements below which other threads cost more than they save
 
 // Memory that is prefetched to the second-level cache while other work is done, `step` bytes at a time. Each call
@@ -39,6 +40,37 @@ class WorkItems {
   private:
     int64_t count_;
     std::atomic<int64_t> claimed_{0};
+};
+
+// Work items in ranges, one for each thread, which takes those of its range in order and then helps with the others. So what
+// a thread reads is in order, and threads rarely write to the same line: it takes long to go from core to core.
+class WorkRanges {
+  public:
+    explicit WorkRanges(int64_t count) : ranges_(pool_threads()) {
+        int64_t threads = int64_t(ranges_.size());
+        for (int64_t i = 0; i < threads; i++) {
+            ranges_[i].next = range_start(i, threads, count);
+            ranges_[i].end = range_start(i + 1, threads, count);
+        }
+    }
+    // The first item of a thread's range.
+    static int64_t range_start(int64_t thread, int64_t threads, int64_t count) { return thread * count / threads; }
+    // Calls body(item, whether it is the last one of the thread's own range) until no item is left.
+    template <class Body>
+    void for_each(int thread, Body body) {
+        size_t threads = ranges_.size();
+        for (size_t i = 0; i < threads; i++) {
+            Range &range = ranges_[(thread + i) % threads];
+            for (int64_t item; (item = range.next++) < range.end;) body(item, i == 0 && item + 1 == range.end);
+        }
+    }
+
+  private:
+    struct alignas(LINE) Range {
+        std::atomic<int64_t> next;
+        int64_t end;
+    };
+    std::vector<Range> ranges_;
 };
 
 // Calls body(i) for all i below `count`, on several threads if `parallel`.

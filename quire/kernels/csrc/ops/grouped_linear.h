@@ -33,7 +33,7 @@ struct GroupedLinear {
     void run() const;
     int64_t work() const { return weight.size_in * weight.size_out; }
     int64_t &row_count() { return rows; }
-    const char *first_weight() const { return (const char *)weight.data; }
+    PanelWeight panel_weight() const { return {(const char *)weight.data, (weight.size_out + PANEL - 1) / PANEL, weight.panel_bytes}; }
 
     DType dtype, out_dtype;
     const void *x;
@@ -42,7 +42,7 @@ struct GroupedLinear {
     int64_t rows, x_stride, out_stride;
     GroupedWeight weight;
     std::optional<Activation> act;
-    const char *const *following = nullptr;
+    const PanelWeight *following = nullptr;
 };
 REGISTER_OP(GroupedLinear);
 
@@ -325,6 +325,18 @@ INLINE void read_lines(const uint8_t *from, const uint8_t *to) {
     }
 }
 
+// Fetches scales and inputs of the section that begins with a block of inputs to the first-level cache: codes have displaced
+// them if rows are long, and what is read from elsewhere ends the order of memory. inputs: those of the section.
+template <bool halves, bool coded>
+INLINE void fetch_section(const GroupedWeight &w, const ScaleRows &scales, const void *inputs, int64_t block) {
+    int64_t group_bytes = coded ? PANEL : 2 * PANEL, first = halves ? 2 * block : block * INPUT_GROUP / w.group;
+    int64_t end = std::min(w.groups, halves ? first + SUPER / STEP : (block * INPUT_GROUP + SUPER) / w.group);
+    for (int64_t at = first * group_bytes; at < end * group_bytes; at += LINE) __builtin_prefetch(scales.at + at);
+    if (coded && first < w.groups) __builtin_prefetch(scales.factors + (first >> scales.shift) * 64);
+    int64_t bytes = std::min(SUPER / INPUT_GROUP, w.blocks - block) * int64_t(sizeof(InputBlock<1>));
+    for (int64_t at = 0; at < bytes; at += LINE) __builtin_prefetch((const char *)inputs + at);
+}
+
 // Adds minimums times sums of inputs (groups, rows), for the panel's outputs of some vectors, the first of which is `first`.
 template <bool halves, bool coded, int rows, int vectors>
 INLINE void add_minimums(const GroupedWeight &w, ScaleRows minimums, const float *sums, int first, PrefetchStream &prefetch,
@@ -402,8 +414,11 @@ void grouped_matmul(const GroupedWeight &w, const int32_t *words, const float *s
         unfetched += block_scale_bytes, x++;
         if (unfetched >= 2 * LINE) prefetch.fetch(), unfetched -= 2 * LINE;
     };
+    bool displaces = rows == 1 && w.panel_bytes > L1_BYTES / 2;
+    int64_t section = coded || displaces ? SUPER / INPUT_GROUP : w.blocks;
     for (int64_t block = 0; block < w.blocks;) {
-        int64_t end = factor_end<false, coded>(block, w.blocks), first_group = group;
+        int64_t end = std::min(w.blocks, block + section), first_group = group;
+        if (displaces) fetch_section<halves, coded>(w, scales, x + section, end);
         if constexpr (!coded) {
             for (; block < end; block++) add_block(totals);
         } else {
@@ -511,8 +526,7 @@ template <class T, class Out>
 void grouped_linear(const GroupedLinear &a) {
     const GroupedWeight &w = a.weight;
     int64_t row_words = w.blocks * BLOCK_WORDS, row_sums = w.minimums ? w.groups : 0;
-    Tiling tiling(a.rows, w.size_out, w.panel_bytes, row_words * int64_t(sizeof(int32_t)), MAX_GROUPED_ROWS, 1, a.following);
-    WorkItems items(tiling.items);
+    Tiling tiling(a.rows, a.panel_weight(), row_words * int64_t(sizeof(int32_t)), MAX_GROUPED_ROWS, 1, a.following);
     std::unique_ptr<int32_t[]> x(new int32_t[a.rows * row_words]);
     std::unique_ptr<float[]> sums(new float[a.rows * row_sums]);
     parallel_for(a.rows, a.rows * w.size_in > SERIAL, [&](int64_t row) {
@@ -520,7 +534,7 @@ void grouped_linear(const GroupedLinear &a) {
         const auto *from = (const typename T::Element *)a.x + row * a.x_stride;
         quantize_inputs<T>(w, from, {&x[first * row_words + row - first], &sums[first * row_sums] + row - first, tile_rows});
     });
-    run_parallel([&](int) {
+    run_parallel([&](int thread) {
         std::optional<DecodedScales> decoded;
         if (tiling.tile > 1) decoded.emplace(w, tiling.group);
         auto body = [&](int64_t row, int64_t rows, int64_t index, PrefetchStream prefetch) {
@@ -532,9 +546,7 @@ void grouped_linear(const GroupedLinear &a) {
             grouped_matmul_for(w, rows)(w, &x[row * row_words], &sums[row * row_sums], panel, prefetch, products);
             write_outputs<Out>(a, outputs, products, row, rows, index * PANEL);
         };
-        items.for_each([&](int64_t item, int64_t next) {
-            tiling.for_each(item, next, (const char *)x.get(), (const char *)w.data, body);
-        });
+        tiling.for_each(thread, [&](int64_t) { return (const char *)x.get(); }, body);
     });
 }
 

@@ -69,8 +69,8 @@ template <class T>
 void head_linear(const HeadLinear &a) {
     typedef typename T::Element Element;
     int64_t panel_words = a.words * PANEL;
-    Tiling tiling(a.rows, a.heads * a.panels * PANEL, panel_words * sizeof(uint32_t), a.x_stride * sizeof(Element), MAX_ROWS, FEW_ROWS);
-    WorkItems items(tiling.items);
+    PanelWeight weight{(const char *)a.weight, a.heads * a.panels, panel_words * int64_t(sizeof(uint32_t))};
+    Tiling tiling(a.rows, weight, a.x_stride * sizeof(Element), MAX_ROWS, FEW_ROWS);
     std::vector<HeadRows<T>> buffers;
     for (int threads = pool_threads(); threads > 0; threads--) buffers.emplace_back(a);
     run_parallel([&](int thread) {
@@ -82,10 +82,8 @@ void head_linear(const HeadLinear &a) {
                 RowWords(x.at(row, rows, head), x.stride() * int64_t(sizeof(uint32_t))), a.weight + index * panel_words,
                 a.words, prefetch, OutputEpilogue<T>(out, a.out_stride, rows, a.size_out - output));
         };
-        items.for_each([&](int64_t item, int64_t next) {
-            const Element *first = (const Element *)a.x + item / tiling.chunks * tiling.group / a.panels * a.x_head;
-            tiling.for_each(item, next, (const char *)first, (const char *)a.weight, body);
-        });
+        auto x_at = [&](int64_t index) { return (const char *)((const Element *)a.x + index / a.panels * a.x_head); };
+        tiling.for_each(thread, x_at, body);
     });
 }
 

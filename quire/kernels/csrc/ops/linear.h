@@ -21,7 +21,7 @@ struct Linear {
     void run() const;
     int64_t work() const { return size_in * size_out; }
     int64_t &row_count() { return rows; }
-    const char *first_weight() const { return (const char *)weight; }
+    PanelWeight panel_weight() const { return {(const char *)weight, (size_out + PANEL - 1) / PANEL, size_in * PANEL * 2}; }
 
     const void *x, *weight;  // bfloat16
     const float *bias;       // or null
@@ -29,25 +29,21 @@ struct Linear {
     DType out_dtype;
     int64_t rows, size_in, size_out, x_stride;
     std::optional<Activation> act;
-    const char *const *following = nullptr;
+    const PanelWeight *following = nullptr;
 };
 REGISTER_OP(Linear);
 
 template <class Out>
 void linear(const Linear &a) {
     DealiasedRows x(a.x, a.rows, a.size_in, a.x_stride);
-    Tiling tiling(a.rows, a.size_out, a.size_in * PANEL * 2, x.stride * 2, MAX_ROWS, FEW_ROWS, a.following);
-    WorkItems items(tiling.items);
-    const char *weight = (const char *)a.weight;
+    Tiling tiling(a.rows, a.panel_weight(), x.stride * 2, MAX_ROWS, FEW_ROWS, a.following);
     auto body = [&](int64_t row, int64_t rows, int64_t panel, PrefetchStream prefetch) {
         panel_matmul_for<OutputEpilogue<Out>>(rows)(x.x + row * x.stride, x.stride,
-                                                    (const uint16_t *)(weight + panel * tiling.packed_bytes), a.size_in,
+                                                    (const uint16_t *)tiling.panel_at(panel), a.size_in,
                                                     prefetch, OutputEpilogue<Out>(a, row, rows, panel * PANEL));
         activate_tile<Out>(a, row, rows, panel * PANEL);
     };
-    run_parallel([&](int) {
-        items.for_each([&](int64_t item, int64_t next) { tiling.for_each(item, next, (const char *)x.x, weight, body); });
-    });
+    run_parallel([&](int thread) { tiling.for_each(thread, [&](int64_t) { return (const char *)x.x; }, body); });
 }
 
 inline void Linear::run() const {
