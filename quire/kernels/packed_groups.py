@@ -49,7 +49,7 @@ class PackedGroups:
             compact: look for what the weights' values allow: codes of 6 bits, scales of 8 bits, no minimums. Otherwise
                 the layout depends on that of the parts alone, so that other weights can take their place.
         """
-        self._set(dtype, [_Panels(part, compact=compact).in_huge_pages() for part in parts])
+        self._set(dtype, [_Panels(part, compact=compact) for part in parts])
 
     def saved(self) -> SavedWeight:
         """The weight as tensors and facts; `restored` makes it of them."""
@@ -147,12 +147,7 @@ class _Panels:
             "scale_bits": 16 if None in pairs else 8,
             "minimums": int(minimums is not None),
         }
-        self._set(layout, _packed(weight, bits, added, sections), factors)
-
-    def in_huge_pages(self) -> _Panels:
-        """The same part, whose panels are in huge pages."""
-        tensors = self.tensors()
-        return _Panels.restored(self.facts(), {**tensors, "data": in_huge_pages(tensors["data"])})
+        self._set(layout, in_huge_pages(_packed(weight, bits, added, sections)), factors)
 
     def facts(self) -> Mapping[str, Any]:
         """What it is beside its tensors."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 import time
@@ -9,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from typing_extensions import Buffer
 
 from quire.config.options import ModelOptions, ParallelOptions
 from quire.engine.client.protocol import UpdateWeights
-from quire.engine.models.checkpoint import model_cache
+from quire.engine.models.checkpoint import model_cache, packed_cache
 from quire.engine.models.checkpoint.packed_cache import PackedCache
 from quire.kernels import native
 from quire.kernels.linear import SAVED_KINDS, SavableWeight, pack_weight
@@ -97,6 +99,35 @@ def test_other_weights_in_the_same_folder_are_not_mistaken_for_cached_ones(tmp_p
     assert after != before
     assert after == tokens(folder, INT8.model_copy(update={"packed_weight_cache_size": 0}))
     assert len(files(cache)) == 2
+
+
+def test_a_file_is_written_in_pieces_of_a_huge_page(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So each piece begins and ends where a huge page does, wherever tensors do."""
+    monkeypatch.setattr(packed_cache, "_PIECE", 3 * 4096)
+    sizes: list[int] = []
+    write = io.FileIO.write
+
+    class Recorded(io.FileIO):
+        def write(self, data: Buffer, /) -> int:
+            sizes.append(memoryview(data).nbytes)
+            return write(self, data)
+
+    open_path = Path.open
+    monkeypatch.setattr(
+        Path, "open", lambda path, mode="r", **_: Recorded(path, mode) if "x" in mode else open_path(path, mode)
+    )
+    folder = llama(tmp_path / "model")
+    expected = tokens(folder)
+    monkeypatch.undo()
+    assert len(sizes) > 2
+    assert set(sizes[:-1]) == {3 * 4096}
+    assert 0 < sizes[-1] <= 3 * 4096
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(model_cache, "_LEAST", 0)
+    assert files(cache)[0].stat().st_size == sum(sizes)
+    assert tokens(folder) == expected
 
 
 @pytest.mark.parametrize(
