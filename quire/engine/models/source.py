@@ -244,7 +244,9 @@ class _WeightMover(LoadObserver):
             for name in ("packed", "weight"):
                 moved = _copy_tensors(getattr(layer, name), getattr(into, name))
                 for tensor in moved:
-                    tensor.set_()  # which frees its memory, or its part of memory that several share
+                    tensor.set_(
+                        tensor.new_empty(0).untyped_storage()
+                    )  # which frees its memory, or its part of memory that several share
 
 
 class _FiniteWeights(WeightTaker):
