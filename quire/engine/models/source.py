@@ -243,10 +243,8 @@ class _WeightMover(LoadObserver):
         with torch.inference_mode():
             for name in ("packed", "weight"):
                 moved = _copy_tensors(getattr(layer, name), getattr(into, name))
-                for tensor in moved:
-                    tensor.set_(
-                        tensor.new_empty(0).untyped_storage()
-                    )  # which frees its memory, or its part of memory that several share
+                for tensor in moved:  # frees its memory, or its part of memory that several share
+                    tensor.set_(tensor.new_empty(0).untyped_storage())
 
 
 class _FiniteWeights(WeightTaker):
