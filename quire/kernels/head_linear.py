@@ -10,7 +10,8 @@ from torch import Tensor
 
 from quire.kernels import gpu, native
 from quire.kernels.capture import empty
-from quire.kernels.panels import pack_panels
+from quire.kernels.huge_pages import empty_in_huge_pages
+from quire.kernels.panels import PANEL, write_panels
 
 
 class HeadWeight(Protocol):
@@ -41,7 +42,10 @@ class PackedHeadWeight:
         self._heads, self._size_out, size_in = weight.shape
         padding = -size_in % (torch.int32.itemsize // weight.itemsize)
         words = F.pad(weight, (0, padding)).contiguous().view(torch.int32)
-        self._data = torch.stack([pack_panels(head) for head in words])
+        panels = -(-self._size_out // PANEL)
+        self._data = empty_in_huge_pages((self._heads, panels, words.shape[2], PANEL), torch.int32)
+        for head, head_panels in zip(words, self._data, strict=True):
+            write_panels(head, head_panels)
         self.nbytes = self._data.nbytes
 
     def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor:

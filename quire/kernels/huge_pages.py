@@ -7,8 +7,10 @@ hundreds, would lie in small pages of the heap.
 
 from __future__ import annotations
 
+import math
 import mmap
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 
 import torch
@@ -41,12 +43,10 @@ class _Chunks:
 _chunks = _Chunks()
 
 
-def in_huge_pages(tensor: Tensor) -> Tensor:
-    """Return a copy of a tensor on the CPU in huge pages, as far as the system has any."""
-    if not tensor.nbytes:
-        return tensor
-    copy = _chunks.take(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
-    return copy.copy_(tensor)
+def empty_in_huge_pages(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return an uninitialized tensor on the CPU, in huge pages as far as the system has any."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    return _chunks.take(nbytes).view(dtype).view(shape) if nbytes else torch.empty(shape, dtype=dtype)
 
 
 def _mapped(size: int) -> Tensor:

@@ -11,7 +11,6 @@ from torch import Tensor
 from quire.kernels import gpu, native
 from quire.kernels.capture import empty
 from quire.kernels.gpu_weights import GpuWeight, PlainGpuWeight, format_weight
-from quire.kernels.huge_pages import in_huge_pages
 from quire.kernels.packed_groups import PackedGroups
 from quire.kernels.panels import pack_panels, take_panel_rows
 from quire.kernels.quantized import quantize_groups
@@ -62,7 +61,7 @@ class PackedBFloat16:
     """(panels, size_in / 2, 32, 2): one load brings the weights of two inputs for 16 outputs."""
 
     def __init__(self, weight: Tensor) -> None:
-        self._set(len(weight), in_huge_pages(pack_panels(weight.view(torch.int32))))
+        self._set(len(weight), pack_panels(weight.view(torch.int32)))
 
     def saved(self) -> SavedWeight:
         """The weight as tensors and facts; `restored` makes it of them."""

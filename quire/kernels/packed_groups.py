@@ -12,8 +12,8 @@ from torch import Tensor
 from quire.kernels import native
 from quire.kernels.capture import empty
 from quire.kernels.grouped_weight import GroupedWeight, checked_order, common_zero, row_powers
-from quire.kernels.huge_pages import in_huge_pages
-from quire.kernels.panels import PANEL, pack_panels
+from quire.kernels.huge_pages import empty_in_huge_pages
+from quire.kernels.panels import PANEL, write_panels
 from quire.kernels.saved_weight import SavedWeight
 
 _STEP = 16  # inputs of the smallest group
@@ -147,7 +147,7 @@ class _Panels:
             "scale_bits": 16 if None in pairs else 8,
             "minimums": int(minimums is not None),
         }
-        self._set(layout, in_huge_pages(_packed(weight, bits, added, sections)), factors)
+        self._set(layout, _packed(weight, bits, added, sections), factors)
 
     def facts(self) -> Mapping[str, Any]:
         """What it is beside its tensors."""
@@ -337,7 +337,7 @@ def _packed(weight: GroupedWeight, bits: int, added: int, sections: Sequence[Ten
     blocks = -(-size_in // _BLOCK)
     words = blocks * _BLOCK * bits // 32 * PANEL
     widths = [*(section.shape[1] for section in sections), words]
-    data = torch.empty(-(-size_out // PANEL), sum(widths), dtype=torch.int32)
+    data = empty_in_huge_pages((-(-size_out // PANEL), sum(widths)), torch.int32)
     *places, codes = data.split(widths, 1)
     for into, section in zip(places, sections, strict=True):
         into.copy_(section)
@@ -345,8 +345,8 @@ def _packed(weight: GroupedWeight, bits: int, added: int, sections: Sequence[Ten
     for begin in range(0, size_out, _OUTPUTS):
         part = F.pad(weight.codes[begin : begin + _OUTPUTS], (0, padding))
         row_words = _words_of_4_bits(part) if bits == 4 else _words_of_bytes(part.view(torch.uint8) + added, bits)
-        panels = pack_panels(row_words).flatten(1)
-        codes[begin // PANEL : begin // PANEL + len(panels)] = panels
+        panels = codes[begin // PANEL : (begin + _OUTPUTS) // PANEL]
+        write_panels(row_words, panels.unflatten(1, (-1, PANEL)))
     return data
 
 

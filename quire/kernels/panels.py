@@ -7,20 +7,27 @@ from torch import Tensor
 
 from quire.kernels import native
 from quire.kernels.capture import empty
+from quire.kernels.huge_pages import empty_in_huge_pages
 
 PANEL = 32
 
 
 def pack_panels(words: Tensor) -> Tensor:
-    """(rows, words) int32 as (panels, words, 32), with rows of 0 at the end of the last panel."""
+    """(rows, words) int32 as (panels, words, 32), in huge pages."""
     rows, size = words.shape
-    panels = torch.empty(-(-rows // PANEL), size, PANEL, dtype=torch.int32)
+    panels = empty_in_huge_pages((-(-rows // PANEL), size, PANEL), torch.int32)
+    write_panels(words, panels)
+    return panels
+
+
+def write_panels(words: Tensor, panels: Tensor) -> None:
+    """Write (rows, words) int32 to panels (panels, words, 32), with rows of 0 at the end of the last one."""
+    rows = len(words)
     whole = rows // PANEL
     panels[:whole] = words[: whole * PANEL].unflatten(0, (whole, PANEL)).transpose(1, 2)
     if whole < len(panels):
         panels[whole] = 0
         panels[whole, :, : rows - whole * PANEL] = words[whole * PANEL :].T
-    return panels
 
 
 def take_panel_rows(panels: Tensor, indices: Tensor, dtype: torch.dtype) -> Tensor:
