@@ -56,7 +56,8 @@ class PageIterator {
 };
 
 // Prefetches the rows that a thread will read, some way ahead of its reads: no hardware prefetcher can predict where the
-// next page is. The rows come in ranges: the keys of a work item, its values, then those of the next item.
+// next page is. The rows come in ranges: the keys of a work item, its values, then those of the next item. They go to the
+// second-level cache: of prefetches to the first level a core has fewer under way, which are also those of its reads.
 template <class Element>
 class Prefetcher {
   public:
@@ -74,7 +75,7 @@ class Prefetcher {
         if (at_ == count_) return;
         Range &range = ranges_[at_];
         const char *row = (const char *)(range.rows.next() - range.prefix);
-        for (int64_t byte = 0; byte < range.dim * int64_t(sizeof(Element)); byte += LINE) __builtin_prefetch(row + byte);
+        for (int64_t byte = 0; byte < range.dim * int64_t(sizeof(Element)); byte += LINE) __builtin_prefetch(row + byte, 0, 2);
         range.count--;
     }
 
