@@ -16,7 +16,8 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-_CHUNK = 64 << 20  # bytes that small tensors share; what nothing is written to takes no memory
+_HUGE_PAGE = 2 << 20  # bytes
+_CHUNK = 16 << 20  # bytes that small tensors share; what nothing is written to takes no memory
 _ALIGNMENT = 64
 
 
@@ -30,11 +31,11 @@ class _Chunks:
 
     def take(self, size: int) -> Tensor:
         """Return memory: (size,) uint8."""
-        if 2 * size > _CHUNK:
-            return _mapped(size)
+        if size >= _HUGE_PAGE:
+            return torch.empty(size, dtype=torch.uint8)  # in huge pages by THP_MEM_ALLOC_ENABLE
         with self._lock:
             if self._taken + size > len(self._chunk):
-                self._chunk, self._taken = _mapped(_CHUNK), 0
+                self._chunk, self._taken = map_huge_pages(_CHUNK), 0
             begin = self._taken
             self._taken += -(-size // _ALIGNMENT) * _ALIGNMENT
             return self._chunk[begin : begin + size]
@@ -49,7 +50,12 @@ def empty_in_huge_pages(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return _chunks.take(nbytes).view(dtype).view(shape) if nbytes else torch.empty(shape, dtype=dtype)
 
 
-def _mapped(size: int) -> Tensor:
+def map_huge_pages(size: int) -> Tensor:
+    """Return zeros (size,) uint8 in a mapping of their own, whose memory is not resident until it is written.
+
+    Raises:
+        OSError, OverflowError: so much cannot be reserved.
+    """
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them

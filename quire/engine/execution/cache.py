@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +15,7 @@ from typing_extensions import override
 from quire.config.options import EngineOptions
 from quire.engine.execution.cache_layout import CacheLayout, LayerCache
 from quire.engine.execution.state_slots import StateSlots, slot_bytes
+from quire.kernels.huge_pages import map_huge_pages
 
 _PREFAULT_BYTES = 8 << 20  # at a time
 
@@ -296,9 +296,6 @@ def lazy_zeros(size: int, advice: str = "lower --kv-cache-memory-bytes") -> Tens
     if not size:
         return torch.empty(0, dtype=torch.uint8)
     try:
-        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return map_huge_pages(size)
     except (OSError, OverflowError) as error:
         raise OutOfCacheMemory(f"{size} bytes of the KV cache cannot be allocated: {advice}") from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)

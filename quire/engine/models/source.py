@@ -141,9 +141,9 @@ class WeightSource:
         model = _module_of(loaded)
         mover = _WeightMover(model, self._parameters)
         try:
-            other = _module_of(self._load(folder, bar, mover, caches=False))
+            replacement = _module_of(self._load(folder, bar, mover, caches=False))
             with torch.inference_mode():
-                _copy_tensors(other, model)
+                _copy_tensors(replacement, model)
         except (ModelError, OSError, RuntimeError, MemoryError) as error:
             if mover.has_moved:
                 raise ReplacedInPart(f"the weights were replaced only in part: {error}") from error
@@ -275,7 +275,7 @@ def _copy_tensors(source: Any, target: Any) -> list[Tensor]:
     """
     targets, pairs = dict(tensors_in(target)), []
     for path, tensor in tensors_in(source):
-        if not tensor.numel():
+        if not tensor.numel():  # it was moved
             continue
         into = targets.get(path)
         if into is None or into.shape != tensor.shape or into.dtype != tensor.dtype:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
+import mmap
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -223,16 +224,13 @@ def resident(cache: HostKVCache) -> int:
     """Bytes of a cache that are in memory. (Those of the whole process change while the system reclaims others.)"""
     storage = cache.layers[0].keys.untyped_storage()
     first, last = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-    total, inside = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
-            inside = int(match[1], 16) < last and first < int(match[2], 16)
-        elif inside and line.startswith("Rss:"):
-            total += int(line.split()[1]) << 10
-    return total
+    with Path("/proc/self/pagemap").open("rb") as entries:  # neighbouring memory may be of the same mapping
+        entries.seek(first // mmap.PAGESIZE * 8)
+        pages = np.frombuffer(entries.read((last - first) // mmap.PAGESIZE * 8), np.uint64)
+    return int((pages >> np.uint64(63)).sum()) * mmap.PAGESIZE
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux")
+@pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="needs Linux")
 def test_ensure_mapped_and_prefault_map_pages_ahead() -> None:
     cache = HostKVCache(
         layout(*[CacheShape(8, 64, 64)] * 4), 4096, 16, torch.bfloat16, 256 << 20

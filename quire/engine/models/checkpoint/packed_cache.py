@@ -236,16 +236,13 @@ class _InPieces(io.BufferedWriter):
 
     def __init__(self, file: io.FileIO) -> None:
         super().__init__(file, _PIECE)
-        self._in_piece = 0  # bytes that the last piece has so far
 
     @override
     def write(self, data: Buffer, /) -> int:
         view = memoryview(data).cast("B")
         begin = 0
         while begin < len(view):
-            count = min(len(view) - begin, _PIECE - self._in_piece)
-            begin += super().write(view[begin : begin + count])
-            self._in_piece = (self._in_piece + count) % _PIECE
+            begin += super().write(view[begin : begin + _PIECE - self.tell() % _PIECE])
         return begin
 
 
