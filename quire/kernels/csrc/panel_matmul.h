@@ -15,6 +15,7 @@ constexpr int64_t MAX_ROWS = 12;  // whose sums for two vectors do
 #endif
 constexpr int64_t FEW_ROWS = 4;                 // for which bfloat16 weights are read in order; see Tiling
 constexpr int64_t L2_WEIGHT_BYTES = 768 << 10;  // weights that stay in a core's second-level cache
+constexpr int64_t READ_AHEAD = 128 << 10;       // bytes of the following weight that a thread prefetches while it waits
 constexpr int64_t SMALL_BATCH = 64;             // rows up to which reading the weights dominates
 constexpr int64_t ITEMS_PER_THREAD = 48;        // of work, so that all threads end at about the same time
 constexpr int64_t CHUNK_TILES = 8;              // of rows, that a chunk has at least
@@ -35,7 +36,8 @@ inline int64_t panels_per_item(int64_t panels, int64_t limit) {
 // Threads work on the chunks of a group side by side, so that each of them reads the group once.
 //
 // With few rows, memory sets the pace, and the processor fetches ahead by itself of what is read in order: faster than by
-// instructions, of which a core has only some under way. A thread has a range of neighbouring panels then.
+// instructions, of which a core has only some under way. A thread has a range of neighbouring panels then, and while it waits for
+// others it prefetches the range that it will have of the following weight.
 class Tiling {
   public:
     // few_rows: number of rows up to which panels are read in order, at most max_rows.
@@ -60,6 +62,9 @@ class Tiling {
             ranges_.for_each(thread, [&](int64_t panel, bool last) {
                 body(0, rows_, panel, PrefetchStream{last ? following_range(thread) : nullptr, 2 * LINE});
             });
+            // What the last panel has not: memory would stand still while one thread does what comes between.
+            if (const char *range = following_range(thread))
+                prefetch_while_waiting(range + weight_.panel_bytes, READ_AHEAD);
             return;
         }
         items_.for_each([&](int64_t item, int64_t next) { multiply_item(item, next, x_at, body); });

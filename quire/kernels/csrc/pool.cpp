@@ -24,10 +24,16 @@ void cpu_relax() {
 #endif
 }
 
-// Waits until `value` differs from `old`: spins for a while, then sleeps.
+// What this thread prefetches while it waits.
+thread_local struct {
+    const char *at = nullptr, *end = nullptr;
+} ahead;
+
+// Waits until `value` differs from `old`: prefetches and spins for a while, then sleeps.
 void await_change(std::atomic<unsigned> &value, unsigned old, std::chrono::microseconds spin) {
     auto until = std::chrono::steady_clock::now() + spin;
     while (value.load() == old) {
+        for (; ahead.at < ahead.end && value.load() == old; ahead.at += 64) __builtin_prefetch(ahead.at, 0, 2);
         for (int i = 0; i < 64 && value.load() == old; i++) cpu_relax();
         if (value.load() == old && std::chrono::steady_clock::now() > until) value.wait(old);
     }
@@ -99,6 +105,8 @@ Pool &own_pool() {
 }
 
 }  // namespace
+
+void prefetch_while_waiting(const char *at, int64_t bytes) { ahead = {at, at + bytes}; }
 
 int pool_threads() { return omp_get_max_threads(); }
 void set_pool_threads(int count) { omp_set_num_threads(count); }
