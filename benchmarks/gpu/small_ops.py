@@ -33,7 +33,7 @@ from quire.kernels.qk_norm_rope_write import in_two_ops, qk_norm_rope_write
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.rope import apply_rope
 from quire.kernels.sampling import ChoiceSettings
-from quire.kernels.softcap import softcap
+from quire.kernels.softcap import softcap_in_place
 from quire.kernels.token_logprobs import token_logprobs
 
 TOKENS, HIDDEN, INNER = 16384, 4096, 12288
@@ -115,7 +115,7 @@ def logits_cases() -> Iterator[Case]:
     """Ops over the logits of a decode step, as peaked as a trained model's."""
     logits = torch.randn(ROWS, VOCAB, device="cuda")
     logits[:, :200] += 16 * torch.rand(ROWS, 200, device="cuda")
-    yield Case("softcap", 2 * logits.nbytes, lambda: softcap(logits, 30.0))
+    yield Case("softcap", 2 * logits.nbytes, lambda: softcap_in_place(logits, 30.0))
     yield Case("argmax", logits.nbytes, lambda: argmax(logits))
     kinds: dict[str, dict[str, float]] = {
         "sample": {},

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire.kernels import native
+from quire.kernels.sampling import TokenChoices
 
 _ALIGNMENT = 64  # bytes
 _READS = ("aten::resolve_conj", "aten::resolve_neg")  # the only operators that `tolist` calls
@@ -93,6 +94,43 @@ class CapturedCalls:
     def replay(self, counts: Sequence[int]) -> None:
         """Make the calls again, for other numbers of rows of each kind. Results are at the same addresses."""
         native.kernels.replay(self.calls, counts)
+
+    def decode(
+        self,
+        arrays: Sequence[object],
+        rows: Sequence[int],
+        starts: Sequence[int],
+        logits: Tensor,
+        choices: TokenChoices,
+    ) -> list[list[int]]:
+        """Make the calls of decode steps that follow each other, in which each sequence has one token.
+
+        Args:
+            arrays: what `build_inputs` fills for each group of layers; the calls read these arrays.
+            rows: rows of the request table.
+            starts: the position of each row's token in the first step.
+            logits: (rows, vocab) float32, where the calls write them.
+            choices: how tokens are chosen; they are added to the request table.
+
+        Returns:
+            The tokens of each row, of at least one step. `NO_TOKEN` ends them, as a token of `choices.ends` does.
+        """
+        tokens: list[int] = native.kernels.decode_steps(
+            calls=self.calls,
+            counts=[len(rows)] * len(RowKind),
+            arrays=arrays,
+            rows=rows,
+            starts=starts,
+            steps=choices.steps,
+            logits=logits,
+            ends=choices.ends,
+            temperatures=choices.temperatures,
+            min_ps=choices.min_ps,
+            top_ks=choices.top_ks,
+            top_ps=choices.top_ps,
+            randoms=choices.randoms,
+        )
+        return [tokens[row :: len(rows)] for row in range(len(rows))]
 
 
 class Workspace:

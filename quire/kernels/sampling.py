@@ -116,6 +116,29 @@ def sample(
     return tokens
 
 
+@dataclass(frozen=True, slots=True)
+class TokenChoices:
+    """How tokens are chosen in steps that follow each other.
+
+    Attributes:
+        temperatures: of each row; 0 for the largest logit.
+        min_ps: of each row; 0 for none.
+        top_ks: of each row; 0 for all.
+        top_ps: of each row; 1 for all.
+        randoms: of each row in the first step, then in the others, in [0, 1).
+        ends: tokens that may end the sequence of a row: no step follows one in which a row has one of them.
+        steps: at most.
+    """
+
+    temperatures: list[float]
+    min_ps: list[float]
+    top_ks: list[int]
+    top_ps: list[float]
+    randoms: list[float]
+    ends: list[int]
+    steps: int
+
+
 def has_token(logits: Tensor) -> Tensor:
     """Whether each row of logits (rows, vocab) has a token: its largest logit is neither NaN nor infinite."""
     return logits.amax(-1) < torch.inf

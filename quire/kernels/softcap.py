@@ -5,18 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.kernels import gpu
+from quire.kernels import gpu, native
 
 
-def softcap(x: Tensor, cap: float) -> Tensor:
-    """cap * tanh(x / cap)."""
+def softcap_in_place(x: Tensor, cap: float) -> None:
+    """Change x (rows, dim), which is contiguous, to cap * tanh(x / cap)."""
     if gpu.supports(x):
         from quire.kernels.triton import softcap as kernel
 
-        return kernel.softcap(x, cap)
-    return reference(x, cap)
+        kernel.softcap_in_place(x, cap)
+    elif native.supports(x):
+        native.kernels.softcap(x=x, cap=cap)
+    else:
+        x.copy_(softcap(x, cap))
 
 
-def reference(x: Tensor, cap: float) -> Tensor:
-    """`softcap` in torch."""
+def softcap(x: Tensor, cap: float) -> Tensor:
+    """cap * tanh(x / cap) in torch."""
     return torch.tanh(x / cap) * cap

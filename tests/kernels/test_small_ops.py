@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from quire.kernels.projected_heads import CosSin, ProjectedHeads, QKNormWeights
 from quire.kernels.qk_norm_rope import qk_norm_rope
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.rope import apply_rope
-from quire.kernels.softcap import softcap
+from quire.kernels.softcap import softcap_in_place
 from quire.kernels.take_rows import take_rows
 
 
@@ -141,8 +142,20 @@ def test_compiled_rope_of_heads_of_72_elements(dtype: torch.dtype) -> None:
         torch.testing.assert_close(actual, other.to(dtype))
 
 
-def test_softcap() -> None:
-    assert softcap(torch.tensor(3.0), 2.0).item() == pytest.approx(2 * math.tanh(1.5))
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_softcap(dtype: torch.dtype, compiled: bool) -> None:
+    """The bits of a row do not depend on the others. Its end is no whole vector."""
+    x = (torch.randn(3, 9001) * torch.logspace(-5, 3, 9001)).to(dtype)
+    x[1, 5000:5003] = torch.tensor([math.nan, math.inf, -math.inf])
+    expected = 30 * torch.tanh(x.double() / 30)
+    last = x[2:].clone()
+    with nullcontext() if compiled else native.disabled():
+        softcap_in_place(x, 30.0)
+        softcap_in_place(last, 30.0)
+    rtol = 1e-6 if dtype is torch.float32 else 1e-2
+    torch.testing.assert_close(x.double(), expected, atol=0.0, rtol=rtol, equal_nan=True)
+    assert torch.equal(last[0], x[2])
 
 
 def test_the_bits_of_sigmoids_do_not_depend_on_how_many_there_are() -> None:

@@ -67,7 +67,7 @@ def check_ranks(folder: Path, parallel: Mapping[str, int], seed: int = SEED) -> 
 
 
 def check_bits(folder: Path, quantization: Any, *, requests: int = 4, tokens: int = 12) -> None:
-    """Check that log-probabilities in bfloat16 have the same bits in a batch as alone."""
+    """Check that log-probabilities in bfloat16 have the same bits in a batch as alone, and tokens in further steps."""
     make = partial(Engine, folder, model=ModelOptions(dtype="bfloat16", quantization=quantization))
     prompts = [random_prompt(seed, 5 + 17 * seed) for seed in range(requests)]
     params = greedy(tokens, logprobs=3)
@@ -79,6 +79,12 @@ def check_bits(folder: Path, quantization: Any, *, requests: int = 4, tokens: in
         outputs = list(zip(batch.results[f"r{index}"].outputs, single.generate(prompt, params).outputs, strict=True))
         assert len(outputs) == tokens
         assert all(beside_others.logprobs == by_itself.logprobs for beside_others, by_itself in outputs)
+    ahead = make(num_scheduler_steps=8)
+    for index, prompt in enumerate(prompts):
+        ahead.add(f"r{index}", prompt, greedy(tokens))
+    ahead.run()
+    for request_id, result in ahead.results.items():
+        assert result.tokens == batch.results[request_id].tokens
 
 
 def check_refused(model: Any, folder: Path, changes: Mapping[str, Any], message: str, changed: Path) -> None:

@@ -158,11 +158,11 @@ class GraphSteps(StepRunner):
         if graph is None or self._logits is None or not inputs.model.is_replayable:
             return self._eager.logits(inputs, attention)
         graph.replay()
-        return self._model.lm_head.adjust(self._logits[: inputs.num_logits])
+        return self._logits[: inputs.num_logits]
 
     def _compute(self, inputs: StepInputs, attention: PreparedAttention, out: Tensor) -> None:
         hidden = self._model.run(inputs.model, attention.attend, last_token_only=True, cross=attention.cross)
-        self._model.lm_head.project(hidden, out=out)
+        self._model.lm_head.logits(hidden, out=out)
 
 
 def _has_lora(model: LanguageModel) -> bool:

@@ -69,6 +69,8 @@ class StepInputs:
         visible: positions that tokens attend to beside earlier ones in their window; None: there are none.
         padded: the tokens of a static step that a GPU replays, of which each sequence has one, and padding the others;
             None: it is no such step.
+        arrays: of each group, what `build_inputs` has to fill for the tokens that follow those of a static step; None:
+            their inputs need more than that.
     """
 
     spans: Sequence[Span]
@@ -79,6 +81,7 @@ class StepInputs:
     cross: CrossAttentionInputs | None = None
     visible: VisibleRanges | None = None
     padded: int | None = None
+    arrays: Sequence[object] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -250,7 +253,9 @@ class NativeInputBuilder(InputBuilder):
         if self._table.lora_ids:
             inputs = replace(inputs, lora_ids=_lora_ids(spans, self._table.lora_ids))
         cross = None if self._cross is None else self._cross.build(spans, static=static)
-        return StepInputs(spans, inputs, groups, last_block, static, cross, visible_ranges(spans))
+        follows = static and every and not self._table.rows_with_rope_offset
+        following = arrays.checked if follows else None
+        return StepInputs(spans, inputs, groups, last_block, static, cross, visible_ranges(spans), arrays=following)
 
 
 class Queries(NamedTuple):

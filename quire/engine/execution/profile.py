@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from quire.engine.models.layers.inputs import ModelInputs, StepAttention, StepStates
-from quire.engine.models.networks.decoder import LanguageModel, compute_logits
+from quire.engine.models.networks.decoder import LanguageModel
 from quire.engine.models.specs.cache import CacheShape, StateCache
 from quire.kernels.paged_attention import AttentionParams
 
@@ -27,7 +27,7 @@ def run_largest_step(
     states = _NoStates(kinds, max_tokens, device) if kinds else None
     inputs = ModelInputs(tokens, positions, sampling, states=states)
     hidden = model.run(inputs, _NoAttention(model.caches, len(sampling)), last_token_only=True, cross=_no_cross)
-    logits = compute_logits(model.lm_head, hidden)
+    logits = model.lm_head.logits(hidden)
     logits.softmax(-1).sort(-1)  # about what sampling takes
 
 

@@ -23,7 +23,7 @@ from quire.engine.execution.sampling.logprobs import top_logprobs
 from quire.engine.execution.sampling.pending import PendingTokens, SampledToken, TokenSampler
 from quire.engine.execution.states import StateCaches
 from quire.engine.execution.step_graphs import StepRunner
-from quire.engine.models.networks.decoder import LanguageModel, compute_logits
+from quire.engine.models.networks.decoder import LanguageModel
 from quire.engine.scheduling.plan import (
     NOT_FINITE,
     SampledTokens,
@@ -41,9 +41,14 @@ LOGITS_CHUNK = 256  # rows of logits at a time, for the log-probabilities of pro
 class Computed:
     """The model's results of a step. `hidden`: hidden states of all tokens, where more than logits is wanted."""
 
-    spans: Sequence[Span]
+    inputs: StepInputs
     logits: Tensor | None
     hidden: Tensor | None = None
+
+    @property
+    def spans(self) -> Sequence[Span]:
+        """Those of the step."""
+        return self.inputs.spans
 
 
 @dataclass(slots=True)
@@ -140,22 +145,45 @@ class ModelRunner:
         else:
             self._finish(computed, step)
             if plan.further_steps and computed.hidden is None:
-                self._run_ahead(plan, step)
+                self._run_ahead(plan, computed.inputs, step)
         for request_id, reason in self.items.refusals(plan.scheduled).items():
             step.known.errors[request_id] = SequenceError(reason, invalid=True)
         return step
 
-    def _run_ahead(self, plan: StepPlan, step: StartedStep) -> None:
+    def _run_ahead(self, plan: StepPlan, inputs: StepInputs, step: StartedStep) -> None:
         """Run further steps, each with the tokens that the one before has sampled, and report the tokens of all.
 
         The last one is that in which a sequence may have ended. Rows of logits are in the same order in all of them.
+        `inputs`: of the first step.
         """
         request_ids, tokens = step.pending.pop()
-        rows = [self._table.row_of(request_id) for request_id in request_ids]
-        params = self._table.params_of(rows)
         chosen = [[token] for token in tokens.result()]
+        rows = [self._table.row_of(request_id) for request_id in request_ids]
+        if not self._may_end(rows, chosen):
+            following = self._decode(inputs, rows, plan.further_steps)
+            if following is not None:
+                chosen = [[*first, *others] for first, others in zip(chosen, following, strict=True)]
+            elif not self._decode_step_by_step(plan, rows, chosen, step):
+                return
+        for request_id, row_tokens in zip(request_ids, chosen, strict=True):
+            _report(request_id, row_tokens, step.known)
+
+    def _decode(self, inputs: StepInputs, rows: Sequence[int], steps: int) -> list[list[SampledToken]] | None:
+        """Run further steps without Python between them; None if they need it. Returns the tokens of each row."""
+        choices = self._sampler.choices(rows, steps)
+        tokens = None if choices is None else self.steps.decode(inputs, choices)
+        return None if tokens is None else self._sampler.take(rows, tokens)
+
+    def _decode_step_by_step(
+        self, plan: StepPlan, rows: Sequence[int], chosen: list[list[SampledToken]], step: StartedStep
+    ) -> bool:
+        """Run further steps, and add their tokens to those of each row.
+
+        Returns:
+            Whether the states of sequences are those behind their tokens.
+        """
         for distance in range(1, plan.further_steps + 1):
-            if any(_may_end(row_params, last) for row_params, (*_, last) in zip(params, chosen, strict=True)):
+            if self._may_end(rows, chosen):
                 break
             scheduled = [
                 ScheduledSequence(item.request_id, item.start + distance, 1, (), samples=True)
@@ -168,14 +196,20 @@ class ModelRunner:
                     raise
                 if self._states is not None:
                     self._lose(plan, step, error)
-                    return
+                    return False
                 logger.exception("a further step failed; its sequences are scheduled again")
                 break
             assert computed.logits is not None
             for row_tokens, token in zip(chosen, self._sampler.start(computed.logits, rows).result(), strict=True):
                 row_tokens.append(token)
-        for request_id, row_tokens in zip(request_ids, chosen, strict=True):
-            _report(request_id, row_tokens, step.known)
+        return True
+
+    def _may_end(self, rows: Sequence[int], chosen: Sequence[Sequence[SampledToken]]) -> bool:
+        """Whether a sequence may end with the last token that was sampled for it."""
+        return any(
+            last.error is not None or last.token in params.eos_token_ids or last.token in params.stop_token_ids
+            for params, (*_, last) in zip(self._table.params_of(rows), chosen, strict=True)
+        )
 
     def _update(self, changes: Changes) -> None:
         """Rows of the table have changed."""
@@ -215,17 +249,17 @@ class ModelRunner:
     def _run(self, inputs: StepInputs) -> Computed:
         attention = self._attention.prepare(inputs)
         if not self._wants_hidden(inputs.spans):
-            return Computed(inputs.spans, self.steps.logits(inputs, attention))
+            return Computed(inputs, self.steps.logits(inputs, attention))
         cross = attention.cross
         if self._aligner is not None and cross is not None:
             cross = self._aligner.watch(cross, inputs.spans)
         hidden = self.model.run(inputs.model, attention.attend, cross=cross)
-        return Computed(inputs.spans, self._sampled_logits(hidden, inputs.spans), hidden)
+        return Computed(inputs, self._sampled_logits(hidden, inputs.spans), hidden)
 
     def _sampled_logits(self, hidden: Tensor, spans: Sequence[Span]) -> Tensor | None:
         """Logits of the tokens from which spans sample, of the hidden states of all tokens; None if none samples."""
         sampling = [span for span in spans if span.samples]
-        return compute_logits(self.model.lm_head, hidden, _rows_to_sample(sampling)) if sampling else None
+        return self.model.lm_head.logits(hidden, rows=_rows_to_sample(sampling)) if sampling else None
 
     def _with_items(self, inputs: StepInputs, scheduled: Sequence[ScheduledSequence]) -> StepInputs:
         """The inputs with the embeddings of items."""
@@ -358,7 +392,7 @@ class ModelRunner:
     def _wanted_logits(self, hidden: Tensor, span: Span) -> Tensor:
         """Logits (1, vocab) of the position after which probabilities are wanted."""
         at = span.offset + self._wanted_probs(span).position - span.start
-        return compute_logits(self.model.lm_head, hidden, slice(at, at + 1))
+        return self.model.lm_head.logits(hidden, rows=slice(at, at + 1))
 
     def _wanted_probs(self, span: Span) -> TokenProbs:
         token_probs = self._table.params_of([span.row])[0].token_probs
@@ -402,7 +436,7 @@ class ModelRunner:
         tokens = self._table.tokens[span.row, span.start + 1 : min(span.length, row.prompt_len - 1) + 1].tolist()
         for begin in range(0, len(tokens), LOGITS_CHUNK):
             chunk, first = tokens[begin : begin + LOGITS_CHUNK], span.offset + begin
-            yield chunk, compute_logits(self.model.lm_head, hidden, slice(first, first + len(chunk)))
+            yield chunk, self.model.lm_head.logits(hidden, rows=slice(first, first + len(chunk)))
 
 
 def _report(request_id: str, chosen: Sequence[SampledToken], result: StepResult) -> None:
@@ -413,11 +447,6 @@ def _report(request_id: str, chosen: Sequence[SampledToken], result: StepResult)
         return
     logprobs = [choice.logprobs for choice in chosen if choice.logprobs is not None]
     result.sampled.append(SampledTokens(request_id, [choice.token for choice in chosen], logprobs or None))
-
-
-def _may_end(params: SamplingParams, sampled: SampledToken) -> bool:
-    """Whether a sequence may end with a token that was sampled for it."""
-    return sampled.error is not None or sampled.token in params.eos_token_ids or sampled.token in params.stop_token_ids
 
 
 def _failure(error: Exception) -> SequenceError:

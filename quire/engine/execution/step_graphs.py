@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from quire.engine.execution.attention.backend import PreparedAttention
+from quire.engine.execution.attention.backend import AttentionBackend, PreparedAttention
 from quire.engine.execution.inputs import StepInputs
-from quire.engine.models.networks.decoder import LanguageModel, compute_logits
+from quire.engine.models.networks.decoder import LanguageModel
 from quire.kernels.capture import CapturedCalls, Workspace
+from quire.kernels.sampling import TokenChoices
 
 MAX_TOKENS = 1024  # of a captured step; larger ones take so long that Python between the kernels does not matter
 _MAX_LOGITS_ROWS = 128  # sequences whose logits fit into the output buffer
@@ -27,6 +28,15 @@ class StepRunner(Protocol):
     def logits(self, inputs: StepInputs, attention: PreparedAttention) -> Tensor:
         """Logits (num_logits, vocab) float32, valid until the next call."""
 
+    def decode(self, inputs: StepInputs, choices: TokenChoices) -> list[list[int]] | None:
+        """Run decode steps that follow a step, after which a token was chosen for each sequence.
+
+        Returns:
+            The tokens of each of the step's spans, see `CapturedCalls.decode`; None: the steps need Python, as all do
+            where this is not overridden.
+        """
+        return None
+
 
 class EagerSteps(StepRunner):
     """Run every step layer by layer."""
@@ -37,7 +47,7 @@ class EagerSteps(StepRunner):
     @override
     def logits(self, inputs: StepInputs, attention: PreparedAttention) -> Tensor:
         hidden = self._model.run(inputs.model, attention.attend, last_token_only=True, cross=attention.cross)
-        return compute_logits(self._model.lm_head, hidden)[: inputs.num_logits]
+        return self._model.lm_head.logits(hidden)[: inputs.num_logits]
 
 
 class StepGraphs(StepRunner):
@@ -48,8 +58,9 @@ class StepGraphs(StepRunner):
     whose model also computes with torch, as in a linear recurrence, which cannot be captured.
     """
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: LanguageModel, attention: AttentionBackend) -> None:
         self._model = model
+        self._attention = attention
         self._eager = EagerSteps(model)
         self._workspace = Workspace(MAX_TOKENS)
         self._logits: Tensor | None = None  # output buffer (_MAX_LOGITS_ROWS, vocab)
@@ -60,15 +71,13 @@ class StepGraphs(StepRunner):
     @override
     def logits(self, inputs: StepInputs, attention: PreparedAttention) -> Tensor:
         rows = inputs.num_logits
-        lora_ids = inputs.model.lora_ids
-        is_mixed = lora_ids is not None and lora_ids.only is None
-        if not attention.static or rows > _MAX_LOGITS_ROWS or not inputs.model.is_replayable or is_mixed:
+        if not attention.static or not _is_replayable(inputs):
             return self._eager.logits(inputs, attention)
         if self._logits is None:
             self._logits = torch.empty(_MAX_LOGITS_ROWS, self._model.lm_head.vocab_size)
         out = self._logits[:rows]
         counts = (inputs.num_tokens, rows)  # by RowKind
-        kind = (inputs.model.logits_indices is None, None if lora_ids is None else lora_ids.only)
+        kind = _kind(inputs)
         graph = self.graphs.get(kind)
         if graph is not None:
             graph.replay(counts)
@@ -77,11 +86,21 @@ class StepGraphs(StepRunner):
             self._compute(inputs, attention, out)
         else:
             self._capture(inputs, attention, out, kind)
-        return self._model.lm_head.adjust(out)
+        return out
+
+    @override
+    def decode(self, inputs: StepInputs, choices: TokenChoices) -> list[list[int]] | None:
+        graph = self.graphs.get(_kind(inputs))
+        if graph is None or self._logits is None or inputs.arrays is None or inputs.visible is not None:
+            return None
+        if not _is_replayable(inputs) or not self._attention.prepare_following(inputs, choices.steps):
+            return None
+        rows, starts = [span.row for span in inputs.spans], [span.length for span in inputs.spans]
+        return graph.decode(inputs.arrays, rows, starts, self._logits[: len(rows)], choices)
 
     def _compute(self, inputs: StepInputs, attention: PreparedAttention, out: Tensor) -> None:
         hidden = self._model.run(inputs.model, attention.attend, last_token_only=True, cross=attention.cross)
-        self._model.lm_head.project(hidden, out=out)
+        self._model.lm_head.logits(hidden, out=out)
 
     def _capture(self, inputs: StepInputs, attention: PreparedAttention, out: Tensor, kind: _Kind) -> None:
         counts = (inputs.num_tokens, inputs.num_logits)
@@ -91,3 +110,16 @@ class StepGraphs(StepRunner):
         else:
             self.not_capturable.add(kind)
             self._workspace = Workspace(MAX_TOKENS)  # frees the memory that this capture allocated
+
+
+def _is_replayable(inputs: StepInputs) -> bool:
+    """Whether all inputs of a step whose attention is static are at fixed addresses, and all rows have one adapter."""
+    lora_ids = inputs.model.lora_ids
+    is_mixed = lora_ids is not None and lora_ids.only is None
+    return inputs.num_logits <= _MAX_LOGITS_ROWS and inputs.model.is_replayable and not is_mixed
+
+
+def _kind(inputs: StepInputs) -> _Kind:
+    """Return which graph computes a step."""
+    lora_ids = inputs.model.lora_ids
+    return inputs.model.logits_indices is None, None if lora_ids is None else lora_ids.only

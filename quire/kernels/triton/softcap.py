@@ -14,22 +14,17 @@ _BLOCK = 1024  # elements of a program
 
 
 @triton.jit
-def softcap_kernel(x, out, count, cap, BLOCK: tl.constexpr):
-    """All elements of contiguous tensors."""
+def softcap_kernel(x, count, cap, BLOCK: tl.constexpr):
+    """All elements of a contiguous tensor."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     values = tl.load(x + at, mask=at < count, other=0.0).to(tl.float32)
-    tl.store(out + at, (cap * tanh(values / cap)).to(out.dtype.element_ty), mask=at < count)
+    tl.store(x + at, (cap * tanh(values / cap)).to(x.dtype.element_ty), mask=at < count)
 
 
-def softcap(x: Tensor, cap: float) -> Tensor:
-    """cap * tanh(x / cap) of all elements of x, of any shape: float32, float16 or bfloat16."""
-    x = x.contiguous()
-    out = torch.empty_like(x)
+def softcap_in_place(x: Tensor, cap: float) -> None:
+    """cap * tanh(x / cap) of all elements of a contiguous tensor: float32, float16 or bfloat16."""
     if x.numel():
-        softcap_kernel[(triton.cdiv(x.numel(), _BLOCK),)](x, out, x.numel(), cap, BLOCK=_BLOCK)
-    return out
+        softcap_kernel[(triton.cdiv(x.numel(), _BLOCK),)](x, x.numel(), cap, BLOCK=_BLOCK)
 
 
-VARIANTS = [
-    KernelVariant(softcap_kernel, {"x": "*fp32", "out": "*fp32", "count": "i64", "cap": "fp32"}, {"BLOCK": _BLOCK})
-]
+VARIANTS = [KernelVariant(softcap_kernel, {"x": "*fp32", "count": "i64", "cap": "fp32"}, {"BLOCK": _BLOCK})]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from quire.config.options import ModelOptions
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.scheduling import run_ahead
 from tests.support.engine import Engine, Result, greedy, random_prompt
@@ -24,6 +25,11 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(autouse=True)
 def slow_steps_count_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_ahead, "_BURST", 1000.0)  # on a busy machine some take more than 30 ms
+
+
+def engine_of(folder: Path, **options: Any) -> Engine:
+    """With weights of which the compiled kernels replay steps."""
+    return Engine(folder, model=ModelOptions(dtype="bfloat16"), **options)
 
 
 def run(engine: Engine, count: int, params: SamplingParams) -> list[Result]:
@@ -47,7 +53,7 @@ def tokens_of(results: list[Result]) -> list[list[int]]:
 )
 def test_outputs_have_several_tokens_and_they_are_the_same(folder: Path, fields: dict[str, Any]) -> None:
     params = SamplingParams(**{"max_tokens": 40, **fields})
-    single, several = Engine(folder), Engine(folder, num_scheduler_steps=8)
+    single, several = engine_of(folder), engine_of(folder, num_scheduler_steps=8)
     expected, results = run(single, 3, params), run(several, 3, params)
     assert tokens_of(results) == tokens_of(expected)
     assert [result.finish_reason for result in results] == [result.finish_reason for result in expected]
@@ -60,13 +66,40 @@ def test_outputs_have_several_tokens_and_they_are_the_same(folder: Path, fields:
     assert several.blocks_used == 0
 
 
+@pytest.mark.parametrize(
+    ("fields", "native"),
+    [
+        ({}, True),
+        ({"temperature": 0.8, "seed": 1, "min_p": 0.05}, True),
+        ({"repetition_penalty": 1.3}, False),
+        ({"logprobs": 1}, False),
+        ({"logit_bias": {5: 2.0}}, False),
+    ],
+)
+def test_further_steps_need_no_python_where_a_kernel_chooses_tokens(
+    folder: Path, fields: dict[str, Any], native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(folder, num_scheduler_steps=8)
+    steps, lengths = engine.runner.steps, []
+    decode = steps.decode
+
+    def note(*arguments: Any) -> Any:
+        tokens = decode(*arguments)
+        lengths.append(None if tokens is None else len(tokens[0]))
+        return tokens
+
+    monkeypatch.setattr(steps, "decode", note)
+    run(engine, 2, SamplingParams(**{"max_tokens": 40, "temperature": 0.0, **fields}))
+    assert any(length is not None and length > 1 for length in lengths) is native
+
+
 def test_a_sequence_ends_among_further_steps(folder: Path) -> None:
     """At any place; what the others have is the same."""
-    expected = tokens_of(run(Engine(folder), 3, greedy(30)))
+    expected = tokens_of(run(engine_of(folder), 3, greedy(30)))
     for place in range(8, 18):
         end = expected[1][place]
         until = [tokens[: tokens.index(end) + 1] if end in tokens else tokens for tokens in expected]
-        engine = Engine(folder, num_scheduler_steps=8)
+        engine = engine_of(folder, num_scheduler_steps=8)
         results = run(engine, 3, greedy(30, eos_token_ids=(end,)))
         assert tokens_of(results) == until
         assert results[1].finish_reason == "stop"
@@ -74,8 +107,9 @@ def test_a_sequence_ends_among_further_steps(folder: Path) -> None:
 
 @pytest.mark.parametrize("at", [3, 4, 9])
 def test_a_further_step_that_fails_costs_no_token(folder: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = tokens_of(run(Engine(folder), 3, greedy(30)))
-    engine = Engine(folder, num_scheduler_steps=8)
+    params = greedy(30, logprobs=0)  # which only the sampler reports, so that further steps are computed one by one
+    expected = tokens_of(run(engine_of(folder), 3, params))
+    engine = engine_of(folder, num_scheduler_steps=8)
     compute, calls = engine.runner._compute, 0
 
     def fail_once(scheduled: Any) -> Any:
@@ -86,13 +120,13 @@ def test_a_further_step_that_fails_costs_no_token(folder: Path, at: int, monkeyp
         return compute(scheduled)
 
     monkeypatch.setattr(engine.runner, "_compute", fail_once)
-    results = run(engine, 3, greedy(30))
+    results = run(engine, 3, params)
     assert calls > at
     assert tokens_of(results) == expected
     assert engine.blocks_used == 0
 
 
 def test_drafts_are_made_after_every_token(folder: Path) -> None:
-    engine = Engine(folder, num_scheduler_steps=8, speculative_method="ngram")
+    engine = engine_of(folder, num_scheduler_steps=8, speculative_method="ngram")
     assert engine.core.scheduler.limits.max_further_steps == 0
-    assert tokens_of(run(engine, 2, greedy(20))) == tokens_of(run(Engine(folder), 2, greedy(20)))
+    assert tokens_of(run(engine, 2, greedy(20))) == tokens_of(run(engine_of(folder), 2, greedy(20)))

@@ -33,3 +33,11 @@ class AttentionBackend(Protocol):
         `attend` writes the keys and values of the whole step before any query reads, so sequences of one step may
         share the blocks that the step fills.
         """
+
+    def prepare_following(self, inputs: StepInputs, steps: int) -> bool:
+        """Prepare decode steps that follow a step which was prepared.
+
+        Returns:
+            Whether `attend` needs nothing else than their static inputs; it never does where this is not overridden.
+        """
+        return False

@@ -62,6 +62,16 @@ class NativeAttention(AttentionBackend):
         static = static and (indices is None or not any(self._selected))
         return PreparedAttention(attend, static, cross)
 
+    @override
+    def prepare_following(self, inputs: StepInputs, steps: int) -> bool:
+        if any(size is not None for size in self._chunks):  # the tables of chunks are made for each step
+            return False
+        table = self._table
+        for span in inputs.spans:
+            written = slice(span.length // table.block_size, (span.length + steps - 1) // table.block_size + 1)
+            self._cache.ensure_mapped(int(table.blocks[:, span.row, written].max()))
+        return True
+
     def _group(self, inputs: StepInputs, index: int) -> GroupAttention:
         """Return the attention of a group of layers."""
         metadata = inputs.groups[index].attention

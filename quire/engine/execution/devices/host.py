@@ -118,7 +118,7 @@ class CpuDevice(HostDevice):
         attention: AttentionBackend,
         states: StateCaches | None = None,
     ) -> StepRunner:
-        return StepGraphs(model)
+        return StepGraphs(model, attention)
 
 
 class ReferenceDevice(HostDevice):

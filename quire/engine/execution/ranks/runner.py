@@ -12,7 +12,6 @@ from typing_extensions import override
 from quire.engine.execution.inputs import StepInputs
 from quire.engine.execution.request_table import Changes
 from quire.engine.execution.runner import Computed, ModelRunner, StartedStep
-from quire.engine.models.networks.decoder import compute_logits
 from quire.engine.scheduling.plan import SampledTokens
 
 
@@ -32,9 +31,7 @@ class PipelineRunner(LeadingRunner):
     def _run(self, inputs: StepInputs) -> Computed:
         """Run the first stage; of the hidden states only their number is right."""
         attention, last_token_only = self._attention.prepare(inputs), not self._wants_hidden(inputs.spans)
-        return Computed(
-            inputs.spans, None, self.model.run(inputs.model, attention.attend, last_token_only=last_token_only)
-        )
+        return Computed(inputs, None, self.model.run(inputs.model, attention.attend, last_token_only=last_token_only))
 
     @override
     def _finish(self, computed: Computed, step: StartedStep) -> None:
@@ -43,12 +40,12 @@ class PipelineRunner(LeadingRunner):
     @torch.inference_mode()
     def _finish_later(self, computed: Computed, step: StartedStep) -> None:
         """Wait for the logits, and sample."""
-        spans, hidden = computed.spans, computed.hidden
+        inputs, hidden = computed.inputs, computed.hidden
         assert hidden is not None
-        if self._wants_hidden(spans):
-            super()._finish(Computed(spans, self._sampled_logits(hidden, spans), hidden), step)
+        if self._wants_hidden(inputs.spans):
+            super()._finish(Computed(inputs, self._sampled_logits(hidden, inputs.spans), hidden), step)
         else:
-            super()._finish(Computed(spans, compute_logits(self.model.lm_head, hidden)), step)
+            super()._finish(Computed(inputs, self.model.lm_head.logits(hidden)), step)
 
 
 class FollowingRunner(ModelRunner):

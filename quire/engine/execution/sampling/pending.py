@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from quire.engine.client.protocol import TokenLogprobs
 from quire.engine.scheduling.plan import SequenceError
+from quire.kernels.sampling import TokenChoices
 
 
 class SampledToken(NamedTuple):
@@ -70,6 +71,18 @@ class TokenSampler(Protocol):
             rows: rows of the table.
             drafts: the draft of each row; may be empty.
         """
+
+    def choices(self, rows: Sequence[int], steps: int) -> TokenChoices | None:
+        """How tokens of rows are chosen in the next steps without this sampler.
+
+        Returns:
+            None if only the sampler can choose them, as always where this is not overridden.
+        """
+        return None
+
+    def take(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> list[list[SampledToken]]:
+        """Follow the tokens that were chosen for rows of the table by `choices`. Called if there were any."""
+        raise AssertionError("there are no choices")
 
     def close(self) -> None:
         """End threads."""

@@ -20,7 +20,7 @@ from quire.engine.execution.sampling.masks import AllowedTokens, BadWords, Biase
 from quire.engine.execution.sampling.penalties import Penalties
 from quire.engine.execution.sampling.pending import KnownTokens, PendingTokens, SampledToken, TokenSampler
 from quire.engine.scheduling.plan import NOT_FINITE, SequenceError
-from quire.kernels.sampling import NO_TOKEN, argmax, sample
+from quire.kernels.sampling import NO_TOKEN, TokenChoices, argmax, sample
 from quire.kernels.sampling_state import uniform
 
 logger = logging.getLogger(__name__)
@@ -112,16 +112,43 @@ class Sampler(TokenSampler):
         return verify_in_rounds(self.start, logits.cpu(), rows, drafts)
 
     @override
+    def choices(self, rows: Sequence[int], steps: int) -> TokenChoices | None:
+        params = self._table.params_of(rows)
+        follows = any(row in state.rows for state in self._states_in_use for row in rows)
+        if follows or self._errors or any(row_params.logprobs is not None for row_params in params):
+            return None
+        ends = {token for row_params in params for token in (*row_params.eos_token_ids, *row_params.stop_token_ids)}
+        return TokenChoices(
+            temperatures=[row_params.temperature for row_params in params],
+            min_ps=[row_params.min_p for row_params in params],
+            top_ks=[row_params.top_k for row_params in params],
+            top_ps=[row_params.top_p for row_params in params],
+            randoms=[random for step in range(steps) for random in self._randoms(rows, params, step)],
+            ends=[*ends],
+            steps=steps,
+        )
+
+    @override
+    def take(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> list[list[SampledToken]]:
+        for row, row_tokens in zip(rows, tokens, strict=True):
+            for token in row_tokens:
+                self._table.append(row, max(token, 0))
+        return [[_sampled(token) for token in row_tokens] for row_tokens in tokens]
+
+    @override
     def close(self) -> None:
         self._grammars.close()
 
-    def _choose(self, logits: Tensor, rows: Sequence[int], params: Sequence[SamplingParams]) -> list[int]:
-        randoms = [
-            uniform(row_params.seed or 0, int(self._table.lengths[row]) - self._table[row].prompt_len)
-            if row_params.temperature > 0
-            else 0.0
-            for row, row_params in zip(rows, params, strict=True)
+    def _randoms(self, rows: Sequence[int], params: Sequence[SamplingParams], distance: int = 0) -> list[float]:
+        """The random numbers for the next tokens of rows, or for those at a distance behind them."""
+        lengths = [int(self._table.lengths[row]) - self._table[row].prompt_len for row in rows]
+        return [
+            uniform(row_params.seed or 0, length + distance) if row_params.temperature > 0 else 0.0
+            for length, row_params in zip(lengths, params, strict=True)
         ]
+
+    def _choose(self, logits: Tensor, rows: Sequence[int], params: Sequence[SamplingParams]) -> list[int]:
+        randoms = self._randoms(rows, params)
         try:
             return sample_tokens(logits, params, randoms)
         except Exception:  # error boundary: find the sequence that fails
@@ -165,6 +192,10 @@ class Sampler(TokenSampler):
             logger.exception("sampling for request %s failed", self._table[row].request_id)
             self._errors[row] = SequenceError(f"sampling failed: {type(error).__name__}: {error}")
             return None
+
+
+def _sampled(token: int) -> SampledToken:
+    return SampledToken(token, None) if token != NO_TOKEN else SampledToken(0, None, NOT_FINITE)
 
 
 def sample_tokens(logits: Tensor, params: Sequence[SamplingParams], randoms: Sequence[float]) -> list[int]:

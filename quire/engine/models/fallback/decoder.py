@@ -100,20 +100,16 @@ class TransformersHead:
 
     def __init__(self, module: Any) -> None:
         self.vocab_size: int = module.config.get_text_config().vocab_size
-        self.hidden = self.logits = torch.empty(0)
+        self.last_hidden = self.last_logits = torch.empty(0)
         module.get_output_embeddings().register_forward_pre_hook(self._record)
 
-    def project(self, hidden: Tensor, *, rows: Tensor | slice | None = None, out: Tensor | None = None) -> Tensor:
-        assert hidden is self.hidden, "these are not the hidden states of the last run"
-        logits = (self.logits if rows is None else self.logits[rows]).float()
+    def logits(self, hidden: Tensor, *, rows: Tensor | slice | None = None, out: Tensor | None = None) -> Tensor:
+        assert hidden is self.last_hidden, "these are not the hidden states of the last run"
+        logits = (self.last_logits if rows is None else self.last_logits[rows]).float()
         return logits if out is None else out.copy_(logits)
 
-    def adjust(self, projected: Tensor) -> Tensor:
-        """Return the argument: the module has applied scale and softcap."""
-        return projected
-
     def _record(self, _: Any, arguments: tuple[Tensor, ...]) -> None:
-        self.hidden = arguments[0][0]  # the input of the output projection
+        self.last_hidden = arguments[0][0]  # the input of the output projection
 
 
 class TransformersModel:
@@ -159,10 +155,10 @@ class TransformersModel:
             **({"logits_to_keep": rows} if select else {}),
         )
         head = self.lm_head
-        head.logits = out.logits[0]
+        head.last_logits = out.logits[0]
         if rows is not None and not select:
-            head.hidden, head.logits = head.hidden[rows], head.logits[rows]
-        return head.hidden
+            head.last_hidden, head.last_logits = head.last_hidden[rows], head.last_logits[rows]
+        return head.last_hidden
 
     @torch.inference_mode()
     def _dry_run(self) -> list[CacheShape]:
@@ -194,7 +190,7 @@ class TransformersModel:
             self.run(
                 ModelInputs(step, torch.arange(begin, begin + len(step)), last), dry_run, last_token_only=begin > 0
             )
-            logits.append(self.lm_head.logits)
+            logits.append(self.lm_head.last_logits)
             begin += len(step)
         return torch.cat(logits)
 

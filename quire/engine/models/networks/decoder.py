@@ -19,7 +19,8 @@ from quire.engine.models.networks.vision_encoder import VisionEncoder
 from quire.engine.models.specs.audio import CausalConvStem
 from quire.engine.models.specs.cache import CacheGroup, CacheShape
 from quire.engine.models.specs.decoder import DecoderSpec
-from quire.kernels.softcap import softcap
+from quire.kernels.multiply import scale_in_place
+from quire.kernels.softcap import softcap_in_place
 
 
 class LanguageModel(Protocol):
@@ -68,29 +69,25 @@ class LanguageModel(Protocol):
 
 
 class LogitsHead(Protocol):
-    """Logits of hidden states: a projection, then scale and softcap."""
+    """Logits of hidden states: a projection, then scale and softcap.
+
+    Attributes:
+        vocab_size: tokens that have logits.
+    """
 
     vocab_size: int
 
-    def project(self, hidden: Tensor, *, rows: Tensor | slice | None = None, out: Tensor | None = None) -> Tensor:
-        """The output projection.
+    def logits(self, hidden: Tensor, *, rows: Tensor | slice | None = None, out: Tensor | None = None) -> Tensor:
+        """Return logits.
 
         Args:
             hidden: the result of the model's last run, (tokens, hidden).
-            rows: rows of `hidden` to project; None for all.
+            rows: rows of `hidden` whose logits are wanted; None for all.
             out: memory for the result.
 
         Returns:
             (rows, vocab) float32.
         """
-
-    def adjust(self, projected: Tensor) -> Tensor:
-        """Logits from the projection; may return its argument."""
-
-
-def compute_logits(head: LogitsHead, hidden: Tensor, rows: Tensor | slice | None = None) -> Tensor:
-    """Logits (rows, vocab) float32; see `LogitsHead.project`."""
-    return head.adjust(head.project(hidden, rows=rows))
 
 
 class LMHead(nn.Module):
@@ -102,14 +99,15 @@ class LMHead(nn.Module):
         self._scale, self._softcap = spec.logit_scale, spec.logit_softcap
         self._linear = (linear,)  # in a tuple: it is registered with the decoder, under the checkpoint's name
 
-    def project(self, hidden: Tensor, *, rows: Tensor | slice | None = None, out: Tensor | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, *, rows: Tensor | slice | None = None, out: Tensor | None = None) -> Tensor:
+        """See `LogitsHead`."""
         hidden = hidden if rows is None else hidden[rows]
-        projected: Tensor = self._linear[0](hidden, out_dtype=torch.float32, out=out)
-        return projected
-
-    def adjust(self, projected: Tensor) -> Tensor:
-        logits = projected if self._scale == 1.0 else projected * self._scale
-        return logits if self._softcap is None else softcap(logits, self._softcap)
+        logits: Tensor = self._linear[0](hidden, out_dtype=torch.float32, out=out)
+        if self._scale != 1.0:
+            scale_in_place(logits, self._scale)
+        if self._softcap is not None:
+            softcap_in_place(logits, self._softcap)
+        return logits
 
 
 class Decoder(Transformer):

@@ -194,7 +194,7 @@ class ShardedHead(LMHead):
         self._groups = groups
 
     @override
-    def project(self, hidden: Tensor, *, rows: Tensor | slice | None = None, out: Tensor | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, *, rows: Tensor | slice | None = None, out: Tensor | None = None) -> Tensor:
         """(rows, vocab) float32 on rank 0, and (0, vocab) on the others."""
         placement, tensor, link = self._groups.placement, self._groups.tensor, self._groups.logits
         hidden = hidden if rows is None else hidden[rows]
@@ -202,7 +202,7 @@ class ShardedHead(LMHead):
         if not len(hidden):
             return logits
         if placement.is_last_stage:
-            part = super().project(hidden)
+            part = super().logits(hidden)
             parts = [part] if tensor is None else tensor.gather(part)
             if parts:
                 logits = torch.cat(parts, 1)[:, : self.vocab_size]

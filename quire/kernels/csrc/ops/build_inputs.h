@@ -40,7 +40,8 @@ struct InputArrays {
     int64_t work() const { return 0; }
 
     std::vector<Reference> owners;
-    const int32_t *known_tokens, *known_blocks;  // (table_rows, context) and (table_rows, width)
+    int32_t *known_tokens;        // (table_rows, context)
+    const int32_t *known_blocks;  // (table_rows, width)
     int64_t block_size, table_rows, context, width, max_tokens, max_spans, max_ends;
     int64_t *tokens, *positions, *slots, *seq_lens, *span_counts, *end_rows, *end_seq_lens;
     int32_t *block_tables, *end_block_tables;
