@@ -74,13 +74,9 @@ class ConstantModel:
         indices = inputs.logits_indices
         return self._logits[: len(inputs.token_ids if indices is None else indices)]
 
-    def project(self, hidden: Tensor, *, rows: Tensor | slice | None = None, out: Tensor | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, *, rows: Tensor | slice | None = None, out: Tensor | None = None) -> Tensor:
         """Return the hidden states."""
         return hidden
-
-    def adjust(self, projected: Tensor) -> Tensor:
-        """Return the argument."""
-        return projected
 
     def cache_groups(self, context_len: int) -> tuple[CacheGroup, ...]:
         """Return one group."""

@@ -71,15 +71,15 @@ def test_the_engine(shape: str, cases: list[str], tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("few_steps")
 def test_a_case_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    project, calls = LMHead.project, []
+    logits, calls = LMHead.logits, []
 
     def fail_once(*args: Any, **kwargs: Any) -> torch.Tensor:
         calls.append(1)
         if len(calls) == 12:  # after the steps of the start
             raise ValueError("no such product")
-        return project(*args, **kwargs)
+        return logits(*args, **kwargs)
 
-    monkeypatch.setattr(LMHead, "project", fail_once)
+    monkeypatch.setattr(LMHead, "logits", fail_once)
     engine.main(["llama-3-8b", "--cases", "1x2", "1x3", "--out", str(tmp_path / "report.json")])
     failed, measured = json.loads((tmp_path / "report.json").read_text())["results"]
     assert failed == {"batch": 1, "context": 2, "error": "RuntimeError: a step failed; the log says why"}
