@@ -64,10 +64,18 @@ class Steps:
         for step in range(choices.steps):
             self.tokens[:2] = torch.tensor(last)
             randoms = choices.randoms[step * len(ROWS) : (step + 1) * len(ROWS)]
-            settings = {"min_ps": choices.min_ps, "top_ks": choices.top_ks, "top_ps": choices.top_ps}
             logits = self.compute(2)
-            last = argmax(logits) if not any(choices.temperatures) else []
-            last = last or sample(logits, choices.temperatures, randoms, **settings)
+            if any(choices.temperatures):
+                last = sample(
+                    logits,
+                    choices.temperatures,
+                    randoms,
+                    min_ps=choices.min_ps,
+                    top_ks=choices.top_ks,
+                    top_ps=choices.top_ps,
+                )
+            else:
+                last = argmax(logits)
             for row_tokens, token in zip(chosen, last, strict=True):
                 row_tokens.append(token)
         return chosen
