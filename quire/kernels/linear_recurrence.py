@@ -80,8 +80,7 @@ def _recurrence(x: Tensor, decay: Tensor, state: Tensor, slots: Tensor, cu_seqle
     bounds = cu_seqlens.tolist()
     if len(x) == len(slots) == bounds[-1]:  # each has one token
         h = decay * state[slots] + x
-        has_slot = slots >= 0
-        state[slots[has_slot]] = h[has_slot]
+        _store(h, state, slots)
         return h
     out = torch.zeros_like(x)
     for slot, begin, end in zip(slots.tolist(), bounds, bounds[1:], strict=False):
@@ -92,3 +91,13 @@ def _recurrence(x: Tensor, decay: Tensor, state: Tensor, slots: Tensor, cu_seqle
             torch.add(decay[token] * h, x[token], out=h)
             out[token] = h
     return out
+
+
+def _store(h: Tensor, state: Tensor, slots: Tensor) -> None:
+    """Store the rows of h that have a slot, which come first, without reading on the host which these are.
+
+    The others store what the first one does, so that all that is stored in its slot is equal.
+    """
+    has_slot, first = (slots >= 0)[:, None], slots[:1].clamp(min=0)
+    unchanged = torch.where(has_slot[:1], h[:1], state[first])
+    state[torch.where(slots >= 0, slots, first)] = torch.where(has_slot, h, unchanged)
