@@ -69,8 +69,8 @@ class StepInputs:
         visible: positions that tokens attend to beside earlier ones in their window; None: there are none.
         padded: the tokens of a static step that a GPU replays, of which each sequence has one, and padding the others;
             None: it is no such step.
-        arrays: of each group, what `build_inputs` has to fill for the tokens that follow those of a static step; None:
-            their inputs need more than that.
+        arrays: of each group, the arrays at fixed addresses that `build_inputs` fills again for the tokens that follow
+            those of a static decode step; None: it is no such step, or their inputs need more than that.
     """
 
     spans: Sequence[Span]
@@ -253,9 +253,8 @@ class NativeInputBuilder(InputBuilder):
         if self._table.lora_ids:
             inputs = replace(inputs, lora_ids=_lora_ids(spans, self._table.lora_ids))
         cross = None if self._cross is None else self._cross.build(spans, static=static)
-        follows = static and every and not self._table.rows_with_rope_offset
-        following = arrays.checked if follows else None
-        return StepInputs(spans, inputs, groups, last_block, static, cross, visible_ranges(spans), arrays=following)
+        refilled = arrays.checked if static and every and not self._table.rows_with_rope_offset else None
+        return StepInputs(spans, inputs, groups, last_block, static, cross, visible_ranges(spans), arrays=refilled)
 
 
 class Queries(NamedTuple):

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ class Computed:
 
     @property
     def spans(self) -> Sequence[Span]:
-        """Those of the step."""
+        """The spans of the step."""
         return self.inputs.spans
 
 
@@ -160,19 +161,14 @@ class ModelRunner:
         chosen = [[token] for token in tokens.result()]
         rows = [self._table.row_of(request_id) for request_id in request_ids]
         if not self._may_end(rows, chosen):
-            following = self._decode(inputs, rows, plan.further_steps)
+            decode = partial(self.steps.decode, inputs)
+            following = self._sampler.sample_following(rows, plan.further_steps, decode)
             if following is not None:
                 chosen = [[*first, *others] for first, others in zip(chosen, following, strict=True)]
             elif not self._decode_step_by_step(plan, rows, chosen, step):
                 return
         for request_id, row_tokens in zip(request_ids, chosen, strict=True):
             _report(request_id, row_tokens, step.known)
-
-    def _decode(self, inputs: StepInputs, rows: Sequence[int], steps: int) -> list[list[SampledToken]] | None:
-        """Run further steps without Python between them; None if they need it. Returns the tokens of each row."""
-        choices = self._sampler.choices(rows, steps)
-        tokens = None if choices is None else self.steps.decode(inputs, choices)
-        return None if tokens is None else self._sampler.take(rows, tokens)
 
     def _decode_step_by_step(
         self, plan: StepPlan, rows: Sequence[int], chosen: list[list[SampledToken]], step: StartedStep

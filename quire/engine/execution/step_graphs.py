@@ -91,7 +91,7 @@ class StepGraphs(StepRunner):
     @override
     def decode(self, inputs: StepInputs, choices: TokenChoices) -> list[list[int]] | None:
         graph = self.graphs.get(_kind(inputs))
-        if graph is None or self._logits is None or inputs.arrays is None or inputs.visible is not None:
+        if graph is None or self._logits is None or inputs.arrays is None:
             return None
         if not _is_replayable(inputs) or not self._attention.prepare_following(inputs, choices.steps):
             return None

@@ -36,8 +36,8 @@ inline int64_t panels_per_item(int64_t panels, int64_t limit) {
 // Threads work on the chunks of a group side by side, so that each of them reads the group once.
 //
 // With few rows, memory sets the pace, and the processor fetches ahead by itself of what is read in order: faster than by
-// instructions, of which a core has only some under way. A thread has a range of neighbouring panels then, and while it waits for
-// others it prefetches the range that it will have of the following weight.
+// instructions, of which a core has only some under way. A thread has a range of neighbouring panels then, and while it
+// waits for others it prefetches the beginning of the range that it will have of the following weight.
 class Tiling {
   public:
     // few_rows: number of rows up to which panels are read in order, at most max_rows.

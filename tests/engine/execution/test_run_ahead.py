@@ -12,6 +12,7 @@ from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.scheduling import run_ahead
 from tests.support.engine import Engine, Result, greedy, random_prompt
 from tests.support.models import make_model, save_model
+from tests.support.tokenizer import VOCAB_SIZE
 from tests.support.variants import slow_but
 
 KINDS = ("llama", "lfm2", "granitemoehybrid")  # the last two have states
@@ -66,6 +67,20 @@ def test_outputs_have_several_tokens_and_they_are_the_same(folder: Path, fields:
     assert several.blocks_used == 0
 
 
+def note_native_steps(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list to which the number of steps is added that each native call runs."""
+    decode, numbers = engine.runner.steps.decode, list[int]()
+
+    def note(*arguments: Any) -> Any:
+        tokens = decode(*arguments)
+        if tokens is not None:
+            numbers.append(len(tokens[0]))
+        return tokens
+
+    monkeypatch.setattr(engine.runner.steps, "decode", note)
+    return numbers
+
+
 @pytest.mark.parametrize(
     ("fields", "native"),
     [
@@ -80,17 +95,21 @@ def test_further_steps_need_no_python_where_a_kernel_chooses_tokens(
     folder: Path, fields: dict[str, Any], native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_of(folder, num_scheduler_steps=8)
-    steps, lengths = engine.runner.steps, []
-    decode = steps.decode
-
-    def note(*arguments: Any) -> Any:
-        tokens = decode(*arguments)
-        lengths.append(None if tokens is None else len(tokens[0]))
-        return tokens
-
-    monkeypatch.setattr(steps, "decode", note)
+    numbers = note_native_steps(engine, monkeypatch)
     run(engine, 2, SamplingParams(**{"max_tokens": 40, "temperature": 0.0, **fields}))
-    assert any(length is not None and length > 1 for length in lengths) is native
+    assert any(number > 1 for number in numbers) is native
+
+
+@pytest.mark.parametrize(("count", "native"), [(10, True), (65, False)])
+def test_a_kernel_searches_short_lists_of_stop_tokens_only(
+    folder: Path, count: int, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = tokens_of(run(engine_of(folder), 2, greedy(30)))
+    unused = [token for token in range(VOCAB_SIZE) if not any(token in tokens for tokens in expected)]
+    engine = engine_of(folder, num_scheduler_steps=8)
+    numbers = note_native_steps(engine, monkeypatch)
+    assert tokens_of(run(engine, 2, greedy(30, stop_token_ids=frozenset(unused[:count])))) == expected
+    assert any(number > 1 for number in numbers) is native
 
 
 def test_a_sequence_ends_among_further_steps(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -72,17 +72,20 @@ class TokenSampler(Protocol):
             drafts: the draft of each row; may be empty.
         """
 
-    def choices(self, rows: Sequence[int], steps: int) -> TokenChoices | None:
-        """How tokens of rows are chosen in the next steps without this sampler.
+    def sample_following(
+        self, rows: Sequence[int], steps: int, run: Callable[[TokenChoices], list[list[int]] | None]
+    ) -> list[list[SampledToken]] | None:
+        """Sample the tokens of decode steps that follow each other, where a function runs them and chooses the tokens.
+
+        Args:
+            rows: rows of the table.
+            steps: how many, at most.
+            run: runs the steps, and returns the tokens of each row; None: they need Python between them.
 
         Returns:
-            None if only the sampler can choose them, as always where this is not overridden.
+            The tokens of each row. None if they were not run, as always where this is not overridden.
         """
         return None
-
-    def take(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> list[list[SampledToken]]:
-        """Follow the tokens that were chosen for rows of the table by `choices`. Called if there were any."""
-        raise AssertionError("there are no choices")
 
     def close(self) -> None:
         """End threads."""

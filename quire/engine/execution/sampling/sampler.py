@@ -24,6 +24,7 @@ from quire.kernels.sampling import NO_TOKEN, TokenChoices, argmax, sample
 from quire.kernels.sampling_state import uniform
 
 logger = logging.getLogger(__name__)
+_MOST_ENDS = 64  # tokens that end a sequence, of which a kernel chooses the tokens
 GrammarStates = Callable[[SamplingParams], GrammarState | None]  # initial states of grammars; None without a grammar
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -112,10 +113,27 @@ class Sampler(TokenSampler):
         return verify_in_rounds(self.start, logits.cpu(), rows, drafts)
 
     @override
-    def choices(self, rows: Sequence[int], steps: int) -> TokenChoices | None:
+    def sample_following(
+        self, rows: Sequence[int], steps: int, run: Callable[[TokenChoices], list[list[int]] | None]
+    ) -> list[list[SampledToken]] | None:
+        choices = self._choices(rows, steps)
+        tokens = None if choices is None else run(choices)
+        if tokens is None:
+            return None
+        for row, row_tokens in zip(rows, tokens, strict=True):
+            for token in row_tokens:
+                self._table.append(row, max(token, 0))
+        return [[_sampled(token) for token in row_tokens] for row_tokens in tokens]
+
+    @override
+    def close(self) -> None:
+        self._grammars.close()
+
+    def _choices(self, rows: Sequence[int], steps: int) -> TokenChoices | None:
+        """Return how a kernel chooses the tokens of rows as this sampler does; None if none can."""
         params = self._table.params_of(rows)
         follows = any(row in state.rows for state in self._states_in_use for row in rows)
-        if follows or self._errors or any(row_params.logprobs is not None for row_params in params):
+        if follows or self._errors or any(map(_needs_sampler, params)):
             return None
         ends = {token for row_params in params for token in (*row_params.eos_token_ids, *row_params.stop_token_ids)}
         return TokenChoices(
@@ -127,17 +145,6 @@ class Sampler(TokenSampler):
             ends=[*ends],
             steps=steps,
         )
-
-    @override
-    def take(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> list[list[SampledToken]]:
-        for row, row_tokens in zip(rows, tokens, strict=True):
-            for token in row_tokens:
-                self._table.append(row, max(token, 0))
-        return [[_sampled(token) for token in row_tokens] for row_tokens in tokens]
-
-    @override
-    def close(self) -> None:
-        self._grammars.close()
 
     def _randoms(self, rows: Sequence[int], params: Sequence[SamplingParams], distance: int = 0) -> list[float]:
         """The random numbers for the next tokens of rows, or for those at a distance behind them."""
@@ -192,6 +199,11 @@ class Sampler(TokenSampler):
             logger.exception("sampling for request %s failed", self._table[row].request_id)
             self._errors[row] = SequenceError(f"sampling failed: {type(error).__name__}: {error}")
             return None
+
+
+def _needs_sampler(params: SamplingParams) -> bool:
+    """Whether a row reports more than tokens, or has more tokens that end it than a kernel should search."""
+    return params.logprobs is not None or len(params.eos_token_ids) + len(params.stop_token_ids) > _MOST_ENDS
 
 
 def _sampled(token: int) -> SampledToken:
