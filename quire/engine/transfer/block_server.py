@@ -113,7 +113,13 @@ class BlockServer:
     def close(self) -> None:
         """Listen no longer. The thread ends the connections."""
         with suppress(RuntimeError):  # the loop has ended
-            self._thread.call(self._server.close)
+            self._thread.call(self._stop_listening)
+
+    def _stop_listening(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._socket)
+        # Connections that asyncio is accepting need an open server: without it they would fail, and stay open.
+        loop.call_soon(self._server.close)
 
     def _set_facts(self, facts: Facts | str) -> None:
         assert self._facts is not None

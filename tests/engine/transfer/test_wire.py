@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import struct
 import threading
@@ -246,3 +247,22 @@ def test_a_read_that_is_cancelled_releases_what_is_kept() -> None:
 def test_an_address_that_is_taken() -> None:
     with ends() as opened, pytest.raises(AddressUnavailable, match=f"127.0.0.1:{opened.server.port}"):
         BlockServer(opened.thread, ("127.0.0.1", opened.server.port), BLOCK, 1, lambda: None)
+
+
+def test_a_connection_that_is_accepted_while_the_server_ends_is_closed() -> None:
+    """A warning of an open socket would be an error of this test."""
+    connected, accepts, ends_now = threading.Event(), threading.Event(), threading.Event()
+
+    def hold() -> None:  # while the connection waits to be accepted behind it, and the end of the server behind both
+        accepts.set()
+        ends_now.wait(PATIENCE)
+
+    with ends() as opened:
+        opened.thread.call(connected.wait, PATIENCE)
+        with opened.connection():
+            opened.thread.call(hold)
+            connected.set()
+            assert accepts.wait(PATIENCE)
+            opened.server.close()
+            ends_now.set()
+    gc.collect()
