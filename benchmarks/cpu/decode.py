@@ -5,7 +5,7 @@ The core runs without server and tokenizer. All are measured in turns, in one pr
 - read: all packed weights, each once, as fast as torch reads memory,
 - products: those of one row with each weight, in the order of loading, as in a step but without what lies between,
 - kernels: all kernels of a step,
-- step: a whole step.
+- step: a whole step, the mean of those that the core runs before it schedules again.
 
 OMP_WAIT_POLICY=PASSIVE THP_MEM_ALLOC_ENABLE=1 python -m benchmarks.cpu.decode MODEL --out benchmarks/results/FILE.json
 """
@@ -26,7 +26,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from benchmarks.cpu.steps import RecordingChannel
+from benchmarks.cpu.steps import RecordingChannel, decode_seconds
 from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.engine import build_core
@@ -41,9 +41,8 @@ from quire.kernels.packed_groups import PackedGroups
 ROUNDS, PROMPT, CONTEXT = 60, 32, 1024
 
 
-def loaded_core(folder: Path) -> EngineCore:
+def loaded_core(folder: Path, channel: RecordingChannel) -> EngineCore:
     """Return the core of a model that has one sequence, which decodes."""
-    channel = RecordingChannel()
     engine = EngineOptions(max_num_seqs=16, enable_prefix_caching=False, kv_cache_memory_bytes=1 << 30)
     model = ModelOptions(dtype="bfloat16", max_model_len=CONTEXT)
     config = CoreConfig(folder=folder, model_config=read_model_config(folder), model=model, engine=engine)
@@ -77,14 +76,15 @@ def captured_products(weights: Sequence[PackedGroups]) -> Callable[[], object]:
 
 
 class StepTimes:
-    """Steps of a core, with the seconds in which captured kernels were replayed."""
+    """Seconds of a core's steps, and those in which captured kernels of a step were replayed."""
 
-    def __init__(self, core: EngineCore) -> None:
+    def __init__(self, core: EngineCore, channel: RecordingChannel) -> None:
         self._core = core
+        self._channel = channel
         self.kernels: list[float] = []
 
-    def __call__(self) -> None:
-        """Take a step."""
+    def take(self) -> float:
+        """Return the seconds of a step."""
         replay = CapturedCalls.replay
 
         def timed_replay(calls: CapturedCalls, counts: Sequence[int]) -> None:
@@ -93,26 +93,30 @@ class StepTimes:
             self.kernels.append(time.perf_counter() - started)
 
         with mock.patch.object(CapturedCalls, "replay", timed_replay):
-            self._core.step()
+            return decode_seconds(self._core, self._channel, 1)[0]
 
 
-def measured(core: EngineCore, rounds: int) -> dict[str, Any]:
+def seconds_of(part: Callable[[], object]) -> float:
+    """Return the seconds that a part takes."""
+    started = time.perf_counter()
+    part()
+    return time.perf_counter() - started
+
+
+def measured(core: EngineCore, channel: RecordingChannel, rounds: int) -> dict[str, Any]:
     """Return the report: milliseconds of each part, the first quartile, and shares of the read."""
     weights = packed_weights()
     size = sum(weight.nbytes for weight in weights)
-    memory, steps = torch.ones(size // 8, dtype=torch.int64), StepTimes(core)
-    parts: dict[str, Callable[[], object]] = {
-        "read": memory.max,
-        "products": captured_products(weights),
-        "step": steps,
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in parts}
+    memory, products, steps = (
+        torch.ones(size // 8, dtype=torch.int64),
+        captured_products(weights),
+        StepTimes(core, channel),
+    )
+    seconds: dict[str, list[float]] = {"read": [], "products": [], "step": [], "kernels": steps.kernels}
     for _ in range(rounds):
-        for name, part in parts.items():
-            started = time.perf_counter()
-            part()
-            seconds[name].append(time.perf_counter() - started)
-    seconds["kernels"] = steps.kernels
+        seconds["read"].append(seconds_of(memory.max))
+        seconds["products"].append(seconds_of(products))
+        seconds["step"].append(steps.take())
     quartiles = {name: quantiles(values, n=4)[0] for name, values in seconds.items()}
     return {
         "packed_mb": round(size / 1e6, 1),
@@ -129,12 +133,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
+    channel = RecordingChannel()
     report = {
         "date": date.today().isoformat(),
         "model": options.model.name,
         "threads": torch.get_num_threads(),
         "instructions": native.instructions(),
-        **measured(loaded_core(options.model), options.rounds),
+        **measured(loaded_core(options.model, channel), channel, options.rounds),
     }
     print(json.dumps(report, indent=1))
     if options.out:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Sequence
 from concurrent.futures import wait
 from datetime import date
@@ -18,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from benchmarks.cpu.steps import SteppedCore
+from benchmarks.cpu.steps import SteppedCore, decode_seconds
 from quire.engine.client.protocol import Abort, AddRequest
 from quire.engine.client.sampling_params import SamplingParams
 from quire.parsing.structured.constraint import grammar_of
@@ -57,14 +56,11 @@ def run(steps: SteppedCore, batch: int, name: str, params: SamplingParams) -> li
     assert len(core.scheduler._requests) == batch, "the grammar was rejected"
     while not steps.channel.started_requests.issuperset(names):
         core.step()
-    times = []
-    for _ in range(_WARMUP_STEPS + STEPS):
-        started = time.perf_counter()
-        core.step()
-        times.append(time.perf_counter() - started)
+    decode_seconds(core, steps.channel, _WARMUP_STEPS)
+    times = decode_seconds(core, steps.channel, STEPS)
     core._handle(Abort(names))
     core.step()
-    return times[_WARMUP_STEPS:]
+    return times
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

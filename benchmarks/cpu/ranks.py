@@ -26,6 +26,7 @@ import numpy as np
 import psutil
 import torch
 
+from benchmarks.cpu.steps import count_steps
 from quire.config.options import EngineOptions, ModelOptions, ParallelOptions
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.engine import build_core
@@ -66,7 +67,7 @@ class CountingChannel:
     def send(self, message: Any) -> None:
         """Count the tokens of a step, of prompts and generated ones."""
         if isinstance(message, StepOutput) and message.stats.step_tokens:
-            self.steps += 1
+            self.steps += count_steps(message)
             self.tokens += message.stats.step_tokens
 
     def receive(self, _: float | None) -> None:

@@ -26,7 +26,7 @@ from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.engine import build_core
 from quire.engine.client.model_info import ModelInfo
-from quire.engine.client.protocol import Abort, AddRequest, StepOutput
+from quire.engine.client.protocol import Abort, AddRequest, StepOutput, TokensOutput
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.core.loop import EngineCore
 from quire.engine.execution.step_graphs import EagerSteps
@@ -39,22 +39,39 @@ _WARMUP_STEPS = 2
 _MAX_TOKENS = 256  # maximum tokens per sequence: during the prefill of the others, and afterwards
 
 
+def count_steps(message: StepOutput) -> int:
+    """Return how many steps an output is of: decode steps may follow each other before the scheduler learns of them."""
+    return max((len(output.token_ids) for output in message.outputs if isinstance(output, TokensOutput)), default=1)
+
+
 class RecordingChannel:
-    """A stub transport that records which sequences have started to generate."""
+    """A stub transport that records which sequences have started to generate, and counts steps."""
 
     def __init__(self) -> None:
         self.started_requests: set[str] = set()
+        self.steps = 0
 
     def send(self, message: Any) -> None:
         """Record the requests of a step output."""
         if isinstance(message, StepOutput):
             self.started_requests.update(output.request_id for output in message.outputs)
+            self.steps += count_steps(message)
 
     def receive(self, _: float | None) -> None:
         """Return None: there are no messages."""
 
     def receive_arrived(self, *_: type) -> None:
         """Return None: there are no messages."""
+
+
+def decode_seconds(core: EngineCore, channel: RecordingChannel, steps: int) -> list[float]:
+    """Return seconds of decode steps, at least so many: means of those that the core runs before it schedules again."""
+    times, end = [], channel.steps + steps
+    while channel.steps < end:
+        before, started = channel.steps, time.perf_counter()
+        core.step()
+        times.append((time.perf_counter() - started) / (channel.steps - before))
+    return times
 
 
 class SteppedCore:
@@ -114,15 +131,12 @@ class SteppedCore:
         while not self.channel.started_requests.issuperset(names):
             self.core.step()
         prefill = time.perf_counter() - started
-        times = []
-        for _ in range(STEPS + _WARMUP_STEPS):
-            started = time.perf_counter()
-            self.core.step()
-            times.append(time.perf_counter() - started)
+        decode_seconds(self.core, self.channel, _WARMUP_STEPS)
+        times = decode_seconds(self.core, self.channel, STEPS)
         self.core._handle(Abort(names))
         while self.core.has_work:
             self.core.step()
-        return {"prefill": prefill, "median": median(times[_WARMUP_STEPS:]), "best": min(times[_WARMUP_STEPS:])}
+        return {"prefill": prefill, "median": median(times), "best": min(times)}
 
 
 def unread_table_bytes(model: Any) -> int:
