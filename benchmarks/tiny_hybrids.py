@@ -37,7 +37,10 @@ _COMMON = {
     "tie_word_embeddings": True,
 }
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
-    "lfm2": ("Lfm2", {**_COMMON, "layer_types": list(_LAYERS), "block_auto_adjust_ff_dim": False, "conv_dim": 256}),
+    "lfm2": (
+        "Lfm2",
+        {**_COMMON, "layer_types": list(_LAYERS), "block_auto_adjust_ff_dim": False, "block_dim": 256, "conv_dim": 256},
+    ),
     "granitemoehybrid": (
         "GraniteMoeHybrid",
         {
