@@ -110,6 +110,13 @@ SPLITS = {
     "deepseek-v3": ("ab 1234中文 x", ["ab", "Ġ", "123", "4", "ä¸Ńæĸĩ", "Ġx"]),
     "tekken": ("fooBar 123", ["foo", "Bar", "Ġ", "1", "2", "3"]),
     "bloom": ("it's, ok", ["it's", ",", "Ġok"]),
+    "poro-chat": ("it's 12, ok", ["it's", "Ġ12", ",", "Ġok"]),
+    "viking": ("it's 12", ["it's", "Ġ", "1", "2"]),
+    "superbpe": ("by the way 1234567", ["byĠtheĠwayĠ", "1", "234", "567"]),
+    "bailingmoe": ("a\n\n12", ["a", "ĊĊ", "1", "2"]),
+    "jais-2": ("a" + " " * 8 + "b 1234", ["a", "ĠĠĠĠ", "ĠĠ", "Ġ", "Ġb", "Ġ", "123", "4"]),
+    "solar-open": ("it's 12", ["it", "'s", "Ġ", "1", "2"]),
+    "joyai-llm": ("ab 1234", ["ab", "Ġ", "123", "4"]),
     "exaone-moe": ("a big 12", ["aĠbig", "Ġ", "1", "2"]),
     "kimi-k2": ("中文abc 1234", ["ä¸Ńæĸĩ", "abc", "Ġ", "123", "4"]),
     "glm5": ("it's 1234", ["it", "'s", "Ġ", "123", "4"]),
@@ -147,7 +154,7 @@ def merged_pairs(word: str, tokens: dict[str, int], merges: list[tuple[str, str]
     return [tokens[part] for part in parts]
 
 
-@pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS))
+@pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS.keys() - {"superbpe"}))  # whose words are whole sentences
 def test_words_that_no_merges_make(pre: str) -> None:
     """A vocabulary that lacks every fifth merge has words that only those find who look for whole words."""
     metadata = stored(trained("qwen2"))

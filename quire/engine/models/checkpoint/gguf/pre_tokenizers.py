@@ -160,7 +160,22 @@ _SEED = PreTokenizer(
         _BYTES,
     )
 )
-_BLOOM = PreTokenizer((_split(r" ?[^(\s|.,!?…。，、।۔،)]+"), _BYTES))
+_WORDS_AND_MARKS = _split(r" ?[^(\s|.,!?…。，、।۔،)]+")
+_BLOOM = PreTokenizer((_WORDS_AND_MARKS, _BYTES))
+_VIKING = PreTokenizer((_WORDS_AND_MARKS, _split(r"\p{N}"), _BYTES))
+# Words may have several parts: only digits are apart, in threes from the end.
+_SUPERBPE = PreTokenizer((_split(r"\p{N}+"), _split(r"(?=(\d{3})+(?!\d))"), _BYTES))
+# As in Llama 3, but spaces before a word are in powers of two.
+_JAIS2 = PreTokenizer(
+    (
+        _split(
+            rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|"
+            + "".join(rf"\s{{{count}}}(?!\S)|" for count in (512, 256, 128, 64, 32, 16, 8, 4))
+            + r"\s{1,2}(?!\S)|\s"
+        ),
+        _BYTES,
+    )
+)
 # As o200k, but Chinese characters are words of their own.
 _NO_HAN_UPPER, _NO_HAN_LOWER = f"[{_UPPER[1:-1]}&&[^\\p{{Han}}]]", f"[{_LOWER[1:-1]}&&[^\\p{{Han}}]]"
 _KIMI = PreTokenizer(
@@ -197,7 +212,11 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "minicpm5": _MINICPM5,
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan"), _QWEN2),
     "qwen35": _WITH_MARKS,
-    "bloom": _BLOOM,
+    **dict.fromkeys(("grok-2", "solar-open", "bailingmoe", "bailingmoe2", "llada-moe"), PreTokenizer(_QWEN2.steps)),
+    **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), _BLOOM),
+    "viking": _VIKING,
+    "superbpe": _SUPERBPE,
+    "jais-2": _JAIS2,
     "exaone-moe": _EXAONE_MOE,
     "kimi-k2": _KIMI,
     "seed-coder": _SEED,
@@ -210,7 +229,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **dict.fromkeys(("falcon", "default"), _FALCON),
     "deepseek-llm": _DEEPSEEK_LLM,
     "deepseek-coder": _DEEPSEEK_CODER,
-    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK_V3),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), _DEEPSEEK_V3),
 }
 
 
