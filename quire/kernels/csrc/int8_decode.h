@@ -13,11 +13,10 @@ inline void gather_scales(PageIterator<int8_t> rows, int64_t count, int64_t dim,
     }
 }
 
-// `compute_scores` of quantized queries, of 16 keys at a time. Rows are as in compute_scores_bf16.
+// `compute_scores` of quantized queries, of 16 keys at a time.
 template <int count>
-void compute_int8_scores(const AttentionArguments &a, const int8_t (*codes)[MAX_DIM], const QueryGroup (*query_groups)[MAX_GROUPS],
+void compute_int8_scores(const AttentionArguments &a, const int8_t (*codes)[MAX_DIM], const QueryPart (*parts)[MAX_DIM / QUERY_PART],
                          PageIterator<int8_t> iterator, int64_t rows, float *scores, Prefetcher<int8_t> *prefetcher) {
-    int64_t groups = groups_of(a.key_dim);
     for (int64_t begin = 0; begin < rows; begin += LANES) {
         const int8_t *keys[LANES];
         for (int64_t row = 0; row < LANES; row++) {
@@ -26,28 +25,24 @@ void compute_int8_scores(const AttentionArguments &a, const int8_t (*codes)[MAX_
         }
         Floats score[count];
         for (int g = 0; g < count; g++) score[g] = broadcast(0.0f);
-        for (int64_t group = 0; group < groups; group++) {
-            int64_t size = group_size(a.key_dim, group);
-            Floats key_scales, totals[count][4];  // sums of integers below 2^24: exact as floats
-            for (int row = 0; row < LANES; row++) key_scales[row] = Int8Rows<BFloat16>::scale_at(keys[row], group * INT8_GROUP);
-            for (int part = 0; part < 4; part++) {  // whose sums the folds below put into lanes 0, 4, 8, 12 and the next
-                const int8_t *const *key = keys + (part == 1 ? 2 : part == 2 ? 1 : part);
-                Words k[4];
-                for (int i = 0; i < 4; i++) k[i] = to_unsigned(load_group(key[4 * i], group, size));
-                interleave_words(k);
-                Ints total[count];
-                for (int g = 0; g < count; g++) total[g] = Ints{};
-                for (int j = 0; j < 4; j++)
-                    for (int g = 0; g < count; g++) {
-                        const int8_t *q = codes[g] + group * INT8_GROUP + 16 * j;
-                        total[g] = dot_add(total[g], k[j], (Words)_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)q)));
-                    }
-                for (int g = 0; g < count; g++) totals[g][part] = to_floats(total[g]);
+        for (int64_t at = 0; at < a.key_dim; at += INT8_GROUP) {
+            Words words[LANES];  // four elements of each key
+            alignas(64) float key_scales[LANES];
+            for (int row = 0; row < LANES; row++) {
+                words[row] = to_unsigned(load_group(keys[row], at, a.key_dim));
+                key_scales[row] = Int8Rows<BFloat16>::scale_at(keys[row], at);
             }
+            transpose(words);
             for (int g = 0; g < count; g++) {
-                Floats *x = totals[g], product = fold_halves<1>(fold_halves<2>(x[0], x[1]), fold_halves<2>(x[2], x[3]));
-                auto [scale, start] = query_groups[g][group];
-                score[g] = add_group(score[g], product + float(start), key_scales, scale);
+                Floats sum = broadcast(0.0f);
+                for (int64_t part = 0; part < parts_of_group(a.key_dim, at); part++) {
+                    const QueryPart &query = parts[g][at / QUERY_PART + part];
+                    Ints product = Ints{} + query.start;
+                    for (int64_t i = 0; i < QUERY_PART / QUAD; i++)
+                        product = dot_add(product, words[part * QUERY_PART / QUAD + i], broadcast_quad(&codes[g][at + part * QUERY_PART + i * QUAD]));
+                    sum = fused(to_floats(product), broadcast(query.scale), sum);
+                }
+                score[g] = fused(sum, Float32::load(key_scales), score[g]);
             }
         }
         for (int g = 0; g < count; g++) Float32::store(scores + g * CHUNK + begin, score[g]);
@@ -57,9 +52,8 @@ void compute_int8_scores(const AttentionArguments &a, const int8_t (*codes)[MAX_
 // The sums of a group of values weighted with `codes`, times scales of these.
 template <int count>
 void accumulate_int8_group(const AttentionArguments &a, const uint8_t (*codes)[CHUNK], const float *code_scales,
-                           PageIterator<int8_t> iterator, int64_t rows, int64_t group, const Query *queries,
+                           PageIterator<int8_t> iterator, int64_t rows, int64_t at, const Query *queries,
                            Prefetcher<int8_t> *prefetcher) {
-    int64_t size = group_size(a.value_dim, group);
     Ints sums[count][4];
     for (int g = 0; g < count; g++)
         for (int i = 0; i < 4; i++) sums[g][i] = Ints{};
@@ -69,13 +63,11 @@ void accumulate_int8_group(const AttentionArguments &a, const uint8_t (*codes)[C
         for (int64_t i = 0; i < QUAD; i++) {  // weights past the last one are 0
             if (begin + i < rows) row = iterator.next();
             if (prefetcher) prefetcher->step();
-            values[i] = load_group(row, group, size);
+            values[i] = load_group(row, at, a.value_dim);
         }
         interleave_bytes(values);
         for (int g = 0; g < count; g++) {
-            uint32_t word;
-            std::memcpy(&word, codes[g] + begin, sizeof word);
-            Words weights = Words{} + word;
+            Words weights = broadcast_quad(codes[g] + begin);
             for (int i = 0; i < 4; i++) sums[g][i] = dot_add(sums[g][i], weights, values[i]);
         }
     }
@@ -84,9 +76,9 @@ void accumulate_int8_group(const AttentionArguments &a, const uint8_t (*codes)[C
         Words words[4];
         for (int i = 0; i < 4; i++) words[i] = (Words)sums[g][i];
         interleave_words(words);  // see interleave_bytes
-        for (int64_t i = 0; i * PAIR < size; i++) {
+        for (int64_t i = 0; at + i * PAIR < std::min(at + INT8_GROUP, a.value_dim); i++) {
             Floats low = to_floats((Ints)words[2 * i]) * code_scales[g], high = to_floats((Ints)words[2 * i + 1]) * code_scales[g];
-            Float32::store2(queries[g].out + group * INT8_GROUP + i * PAIR, __builtin_shuffle(low, high, even),
+            Float32::store2(queries[g].out + at + i * PAIR, __builtin_shuffle(low, high, even),
                             __builtin_shuffle(low, high, even + 1));  // as BFloat16::store_pair takes them
         }
     }
@@ -102,11 +94,11 @@ void attend_int8_chunk(const AttentionArguments &a, const Chunk &chunk, int64_t 
     };
     int64_t rows = chunk.last - chunk.first, end = (rows + LANES - 1) / LANES * LANES;
     alignas(64) int8_t query_codes[count][MAX_DIM];
-    QueryGroup query_groups[count][MAX_GROUPS];
+    QueryPart query_parts[count][MAX_DIM / QUERY_PART];
     for (int g = 0; g < count; g++)
-        quantize_query((const uint16_t *)queries[g].q, a.key_dim, a.scale, query_codes[g], query_groups[g]);
+        quantize_query((const uint16_t *)queries[g].q, a.key_dim, a.scale, query_codes[g], query_parts[g]);
     alignas(64) float weights[count * CHUNK], scales[MAX_GROUPS * CHUNK];
-    compute_int8_scores<count>(a, query_codes, query_groups, rows_of(a.keys), rows, weights, prefetcher);
+    compute_int8_scores<count>(a, query_codes, query_parts, rows_of(a.keys), rows, weights, prefetcher);
     for (int g = 0; g < count; g++) {
         float *scores = weights + g * CHUNK;
         if (a.softcap > 0.0f) scale_scores(scores, 0, end, 1.0f, a.softcap);
@@ -115,12 +107,12 @@ void attend_int8_chunk(const AttentionArguments &a, const Chunk &chunk, int64_t 
         *queries[g].total = rough_softmax_weights(scores, 0, end, *queries[g].largest);
     }
     gather_scales(rows_of(a.values), rows, a.value_dim, scales);
-    for (int64_t group = 0; group < groups_of(a.value_dim); group++) {
+    for (int64_t at = 0; at < a.value_dim; at += INT8_GROUP) {
         alignas(64) uint8_t codes[count][CHUNK];
         float code_scales[count];
         for (int g = 0; g < count; g++)
-            code_scales[g] = quantize_weights(weights + g * CHUNK, scales + group * CHUNK, 0, end,
+            code_scales[g] = quantize_weights(weights + g * CHUNK, scales + at / INT8_GROUP * CHUNK, 0, end,
                                               queries[g].first - chunk.first, rows, codes[g]);
-        accumulate_int8_group<count>(a, codes, code_scales, rows_of(a.values), rows, group, queries, group ? nullptr : prefetcher);
+        accumulate_int8_group<count>(a, codes, code_scales, rows_of(a.values), rows, at, queries, at ? nullptr : prefetcher);
     }
 }

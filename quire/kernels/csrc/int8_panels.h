@@ -55,12 +55,12 @@ class Int8Panels {
     class Tiles {
       public:
         Tiles(const PagedPrefill &a, int64_t tiles)
-            : codes_(new int8_t[tiles * TILE_ROWS * stride(a)]), groups_(new QueryGroup[tiles * TILE_ROWS * groups_of(a.key_dim)]) {}
+            : codes_(new int8_t[tiles * TILE_ROWS * stride(a)]), parts_(new QueryPart[tiles * TILE_ROWS * a.key_dim / QUERY_PART]) {}
 
         void pack_queries(const PagedPrefill &a, const RowTile &tile, int64_t index) {
             for (int64_t r = 0; r < tile.rows; r++)
                 quantize_query(a.q + (tile.row + r) * a.q_stride + tile.head * a.key_dim, a.key_dim, a.scale, codes_of(a, index, r),
-                               groups_of_row(a, index, r));
+                               parts_of(a, index, r));
         }
 
         void attend_chunk(const PagedPrefill &a, const Int8Panels &panels, int64_t kv_head, const RowTile &tile, int64_t index,
@@ -74,16 +74,21 @@ class Int8Panels {
       private:
         static int64_t stride(const PagedPrefill &a) { return groups_of(a.key_dim) * INT8_GROUP + LINE; }
         int8_t *codes_of(const PagedPrefill &a, int64_t index, int64_t row) { return &codes_[(index * TILE_ROWS + row) * stride(a)]; }
-        QueryGroup *groups_of_row(const PagedPrefill &a, int64_t index, int64_t row) {
-            return &groups_[(index * TILE_ROWS + row) * groups_of(a.key_dim)];
+        QueryPart *parts_of(const PagedPrefill &a, int64_t index, int64_t row) {
+            return &parts_[(index * TILE_ROWS + row) * (a.key_dim / QUERY_PART)];
         }
 
         template <int rows>
         void attend_rows(const PagedPrefill &a, const Int8Panels &panels, int64_t kv_head, const RowTile &tile, int64_t index,
                          const ChunkRange &range, const ChunkResults &results) {
             auto [origin, from, to] = range;
-            for (int64_t position = from; position < to; position += PANEL)
-                score_panel<rows>(a, panels, kv_head, index, origin + position, scores_ + position);
+            for (int64_t position = from; position < to; position += PANEL) {
+                float *scores = scores_ + position;
+                constexpr int first = std::min<int>(rows, SCORE_ROWS), rest = rows - first;
+                score_panel<first>(a, panels, kv_head, index, 0, origin + position, scores);
+                if constexpr (rest > 0)
+                    score_panel<rest>(a, panels, kv_head, index, first, origin + position, scores + first * CHUNK_STRIDE);
+            }
             for (int64_t r = 0; r < rows; r++) {
                 float *scores = scores_ + r * CHUNK_STRIDE;
                 if (a.softcap > 0.0f) scale_scores(scores, from, to, 1.0f, a.softcap);
@@ -107,26 +112,36 @@ class Int8Panels {
             }
         }
 
-        // Scores with the keys of a panel.
+        // Scores of rows from `row` on with the keys of a panel.
         template <int rows>
-        void score_panel(const PagedPrefill &a, const Int8Panels &panels, int64_t kv_head, int64_t index, int64_t position, float *scores) {
+        void score_panel(const PagedPrefill &a, const Int8Panels &panels, int64_t kv_head, int64_t index, int64_t row, int64_t position,
+                         float *scores) {
             const uint32_t *keys = panels.keys_of(a, kv_head) + position * a.key_dim / QUAD;
             const float *key_scales = panels.key_scales_of(a, kv_head) + position;
-            int64_t group_count = groups_of(a.key_dim);
-            for (int64_t group = 0; group < group_count; group++, key_scales += panels.positions_, keys += INT8_GROUP / QUAD * PANEL) {
-                const QueryGroup *query = groups_of_row(a, index, 0) + group;
-                IntegerSums<rows> sums;
+            const QueryPart *parts = parts_of(a, index, row);
+            for (int64_t at = 0; at < a.key_dim; at += INT8_GROUP, key_scales += panels.positions_) {
+                TileSums<rows> sums;
 #pragma GCC unroll 12
-                for (int r = 0; r < rows; r++) sums.values[r][0] = sums.values[r][1] = Ints{} + query[r * group_count].start;
-                add_products<true>(sums, RowWords(codes_of(a, index, 0) + group * INT8_GROUP, stride(a)), keys,
-                                   group_size(a.key_dim, group) / QUAD, {});
-                Floats scale[2] = {Float32::load(key_scales), Float32::load(key_scales + LANES)};
+                for (int r = 0; r < rows; r++) sums.values[r][0] = sums.values[r][1] = broadcast(0.0f);
+                for (int64_t end = at + parts_of_group(a.key_dim, at) * QUERY_PART, part = at; part < end; part += QUERY_PART, parts++) {
+                    IntegerSums<rows> products;
+#pragma GCC unroll 12
+                    for (int r = 0; r < rows; r++)
+                        products.values[r][0] = products.values[r][1] = Ints{} + parts[r * (a.key_dim / QUERY_PART)].start;
+                    add_products<true>(products, RowWords(codes_of(a, index, row) + part, stride(a)), keys + part / QUAD * PANEL,
+                                       QUERY_PART / QUAD, {});
+#pragma GCC unroll 12
+                    for (int r = 0; r < rows; r++)
+                        for (int v = 0; v < 2; v++)
+                            sums.values[r][v] = fused(to_floats(products.values[r][v]), broadcast(parts[r * (a.key_dim / QUERY_PART)].scale),
+                                                      sums.values[r][v]);
+                }
 #pragma GCC unroll 12
                 for (int r = 0; r < rows; r++)
                     for (int v = 0; v < 2; v++) {
                         float *out = scores + r * CHUNK_STRIDE + v * LANES;
-                        Floats before = group ? Float32::load(out) : broadcast(0.0f);
-                        Float32::store(out, add_group(before, to_floats(sums.values[r][v]), scale[v], query[r * group_count].scale));
+                        Floats before = at ? Float32::load(out) : broadcast(0.0f);
+                        Float32::store(out, fused(sums.values[r][v], Float32::load(key_scales + v * LANES), before));
                     }
             }
         }
@@ -142,7 +157,7 @@ class Int8Panels {
         }
 
         std::unique_ptr<int8_t[]> codes_;
-        std::unique_ptr<QueryGroup[]> groups_;
+        std::unique_ptr<QueryPart[]> parts_;
         alignas(64) float scores_[TILE_ROWS * CHUNK_STRIDE];  // then weights
         alignas(64) uint8_t weights_[TILE_ROWS * CODES_STRIDE];
         float weight_scales_[TILE_ROWS];
@@ -163,30 +178,26 @@ class Int8Panels {
             for (int64_t i = 0; i < PANEL; i++) out[i] = i < count ? Rows::scale_at(rows[i], group * INT8_GROUP) : 0.0f;
     }
     static void pack_keys(const int8_t *const *rows, int64_t count, int64_t dim, uint32_t *out) {
-        for (int64_t group = 0; group < groups_of(dim); group++, out += INT8_GROUP / QUAD * PANEL)
+        for (int64_t at = 0; at < dim; at += INT8_GROUP, out += INT8_GROUP / QUAD * PANEL)
             for (int64_t half = 0; half < PANEL; half += LANES) {
                 Words words[LANES];
-                int64_t size = group_size(dim, group);
                 for (int64_t i = 0; i < LANES; i++)
-                    words[i] = half + i < count ? to_unsigned(load_group(rows[half + i], group, size)) : Words{};
+                    words[i] = half + i < count ? to_unsigned(load_group(rows[half + i], at, dim)) : Words{};
                 transpose(words);
-                for (int64_t i = 0; i < size / QUAD; i++) std::memcpy(out + i * PANEL + half, &words[i], sizeof *words);
+                for (int64_t i = 0; i < std::min(INT8_GROUP, dim - at) / QUAD; i++) std::memcpy(out + i * PANEL + half, &words[i], sizeof *words);
             }
     }
     void pack_values(const int8_t *const *rows, int64_t count, int64_t dim, uint32_t *out) const {
-        for (int64_t group = 0; group < groups_of(dim); group++)
+        for (int64_t at = 0; at < dim; at += INT8_GROUP)
             for (int64_t position = 0; position < PANEL; position += QUAD) {
                 Words words[QUAD];
-                int64_t size = group_size(dim, group);
                 for (int64_t i = 0; i < QUAD; i++)
-                    words[i] = position + i < count ? load_group(rows[position + i], group, size) : Words{};
+                    words[i] = position + i < count ? load_group(rows[position + i], at, dim) : Words{};
                 interleave_bytes(words);
                 interleave_words(words);
-                for (int64_t i = 0; i * LANES < size; i++) {
-                    int64_t output = group * INT8_GROUP + i * LANES;
-                    std::memcpy(out + output / PANEL * PANEL * positions_ / QUAD + position / QUAD * PANEL + output % PANEL, &words[i],
-                                sizeof *words);
-                }
+                uint32_t *quad = out + at * positions_ / QUAD + position / QUAD * PANEL;  // in the first panel of the group
+                for (int64_t i = 0; i < std::min(INT8_GROUP, dim - at) / LANES; i++)
+                    std::memcpy(quad + i / 2 * PANEL * positions_ / QUAD + i % 2 * LANES, &words[i], sizeof *words);
             }
     }
 
