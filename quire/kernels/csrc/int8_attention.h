@@ -3,10 +3,10 @@
 // have the same bits. Included where there is HAVE_INT8_DOT.
 #pragma once
 
-constexpr int64_t QUAD = 4;            // elements whose products one sum takes at once
-constexpr int64_t MAX_GROUPS = MAX_DIM / INT8_GROUP;    // of a row
-constexpr int64_t QUERY_PART = 16;                      // elements of a query that share a scale
-constexpr int64_t CODES_STRIDE = CHUNK + LINE;          // bytes between rows of weights: never whole pages
+constexpr int64_t QUAD = 4;                           // elements whose products one sum takes at once
+constexpr int64_t MAX_GROUPS = MAX_DIM / INT8_GROUP;  // of a row
+constexpr int64_t QUERY_PART = 16;                    // elements of a query that share a scale: fewer are hardly more exact
+constexpr int64_t CODES_STRIDE = CHUNK + LINE;        // bytes between rows of weights: never whole pages
 
 inline int64_t groups_of(int64_t dim) { return (dim + INT8_GROUP - 1) / INT8_GROUP; }
 // Parts of a query that have the keys' scale of the group from the element `at` on.
@@ -106,7 +106,8 @@ inline float quantize_weights(const float *weights, const float *scales, int64_t
     return std::isfinite(top) ? top / 255.0f : NAN;
 }
 
-// Interleaves the bytes of four rows: 64 words of a byte of each, in order.
+// Interleaves the bytes of four rows: words of a byte of each. Quarter i of rows[j] has the words 16i + 4j to 16i + 4j + 3, so
+// that interleave_words puts all in order.
 INLINE void interleave_bytes(Words *rows) {
     __m512i a = (__m512i)rows[0], b = (__m512i)rows[1], c = (__m512i)rows[2], d = (__m512i)rows[3];
     __m512i low = _mm512_unpacklo_epi8(a, b), high = _mm512_unpackhi_epi8(a, b);

@@ -75,7 +75,7 @@ void accumulate_int8_group(const AttentionArguments &a, const uint8_t (*codes)[C
     for (int g = 0; g < count; g++) {
         Words words[4];
         for (int i = 0; i < 4; i++) words[i] = (Words)sums[g][i];
-        interleave_words(words);  // see interleave_bytes
+        interleave_words(words);
         for (int64_t i = 0; at + i * PAIR < std::min(at + INT8_GROUP, a.value_dim); i++) {
             Floats low = to_floats((Ints)words[2 * i]) * code_scales[g], high = to_floats((Ints)words[2 * i + 1]) * code_scales[g];
             Float32::store2(queries[g].out + at + i * PAIR, __builtin_shuffle(low, high, even),

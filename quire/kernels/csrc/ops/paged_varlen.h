@@ -409,7 +409,7 @@ class TileAttention {
 };
 
 constexpr int64_t ITEM_TILES = 16;        // at most
-constexpr int64_t ITEM_BYTES = 1 << 20;   // of weighted values of all chunks
+constexpr int64_t ITEM_BYTES = 4 << 20;   // of weighted values of all chunks
 constexpr int64_t ITEMS_OF_A_THREAD = 4;  // at least, if there are so many tiles
 
 // Keys and values of a sequence in panels. Blocks that the next sequence has at the same positions are not packed again.
