@@ -63,10 +63,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--quantization", default="none", choices=("none", "int8", "int4"))
+    parser.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "int8"))
     parser.add_argument("--length", type=int, default=POSITIONS[-1])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    steps = SteppedCore(options.model, options.quantization, 2, options.length)
+    steps = SteppedCore(options.model, options.quantization, 2, options.length, options.kv_cache_dtype)
     for _ in range(6):  # what first prompts cost
         measure(steps, WINDOW // 2)
     short = [replays(steps, length) for length in SHORT]
@@ -93,6 +94,7 @@ def main() -> None:
         "date": date.today().isoformat(),
         "model": options.model.name,
         "quantization": options.quantization,
+        "kv_cache_dtype": options.kv_cache_dtype,
         "threads": torch.get_num_threads(),
         "instructions": native.instructions(),
         "tokens_of_a_step": budget,

@@ -24,11 +24,11 @@ def row_dim(width: int) -> int:
 
 
 def quantize_rows(x: Tensor) -> Tensor:
-    """(..., dim) to int8 rows (..., bytes). The scale of a group with NaN or inf is NaN or inf."""
+    """(..., dim) to int8 rows (..., bytes). The scale of a group with NaN or inf is NaN or inf, that of zeros is 0."""
     dim = x.shape[-1]
     groups = F.pad(x.float(), (0, -dim % GROUP)).unflatten(-1, (-1, GROUP))
     largest = groups.abs().amax(-1, keepdim=True)
-    scales = torch.where(largest == 0, 1.0, largest / 127)
+    scales = largest / 127
     quantized = (groups / scales).round().nan_to_num().to(torch.int8).flatten(-2)[..., :dim]
     return torch.cat((scales[..., 0].flip(-1).contiguous().view(torch.int8), quantized), -1)
 

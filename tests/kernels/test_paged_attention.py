@@ -407,8 +407,9 @@ def test_int8_pages(dtype: torch.dtype, heads: int, kv_heads: int, dim: int, val
     with native.disabled():
         reference = attend(small)
     for actual, expected, plain_result in zip(compiled, reference, exact, strict=True):
-        torch.testing.assert_close(actual, expected, rtol=0.02, atol=0.04 if dtype is torch.bfloat16 else 1e-5)
-        torch.testing.assert_close(actual, plain_result, rtol=0.05, atol=0.05)
+        is_rough = dtype is torch.bfloat16  # whose products are of integers: see TOLERANCE in test_int8_attention.py
+        torch.testing.assert_close(actual, expected, rtol=0.02, atol=0.08 if is_rough else 1e-5)
+        torch.testing.assert_close(actual, plain_result, rtol=0.05, atol=0.15 if is_rough else 0.05)
 
 
 def empty_int8(kv_heads: int, size: int) -> Tensor:
@@ -418,7 +419,12 @@ def empty_int8(kv_heads: int, size: int) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("dim", "value_dim"), [(64, 64), (96, 160), (256, 256)])
 def test_int8_pages_are_plain_pages_of_their_numbers(dtype: torch.dtype, dim: int, value_dim: int) -> None:
-    """Bit for bit. Each 64 elements have a scale: small ones beside large ones are not lost."""
+    """Bit for bit, but where products are of integers.
+
+    Each 64 elements have a scale: small ones beside large ones are not lost.
+    """
+    if dtype is torch.bfloat16 and native.has_bfloat16():
+        pytest.skip("queries are quantized, see test_int8_attention.py")
     torch.manual_seed(0)
     lengths = torch.tensor([7, 70])
     small = (empty_int8(2, dim), empty_int8(2, value_dim))

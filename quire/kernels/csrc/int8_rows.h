@@ -1,7 +1,7 @@
 // Rows of int8 with scales, and the two formats of KV pages: plain rows and rows of int8.
 #pragma once
 
-// Quantizes elements to int8 with one scale. Returns the scale: NaN if an element is NaN or infinite.
+// Quantizes elements to int8 with one scale. Returns the scale: NaN if an element is NaN or infinite, 0 if all are 0 or nearly.
 template <class T>
 float quantize_row(const typename T::Element *x, int8_t *out, int64_t size) {
     Floats largest = broadcast(0.0f), not_finite = broadcast(0.0f);
@@ -13,7 +13,7 @@ float quantize_row(const typename T::Element *x, int8_t *out, int64_t size) {
     float top = largest[0];
     for (int i = 1; i < LANES; i++) top = std::max(top, largest[i]);
     // Not below where 1 / scale is infinite; smaller elements become 0.
-    float scale = top > 1e-36f ? top / 127.0f : 1.0f, inverse = 1.0f / scale;
+    float scale = top > 1e-36f ? top / 127.0f : 0.0f, inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
     for (int64_t i = 0; i < size; i += LANES) {
         Ints integers = truncate(T::load(x + i) * inverse + 128.5f);  // positive: truncation rounds
         Bytes bytes = lowest_bytes(integers) ^ uint8_t(128);  // 128 less
@@ -87,14 +87,16 @@ struct Int8Rows {
         }
     }
 
-  private:
-    // How far a group's scale is in front of a row's elements.
-    static constexpr int64_t scale_bytes(int64_t at) { return (at / INT8_GROUP + 1) * int64_t(sizeof(float)); }
+    // The scale of the group that the element `at` belongs to.
     static INLINE float scale_at(const Element *row, int64_t at) {
         float scale;
         std::memcpy(&scale, row - scale_bytes(at), sizeof scale);
         return scale;
     }
+
+  private:
+    // How far a group's scale is in front of a row's elements.
+    static constexpr int64_t scale_bytes(int64_t at) { return (at / INT8_GROUP + 1) * int64_t(sizeof(float)); }
 #if defined(HAVE_AVX2)
     // 16 elements times the scale, rounded as BFloat16::store does. A NaN is that of the scale, which has room for the carry.
     static INLINE Floats rounded_product(__m256i elements, float scale) {

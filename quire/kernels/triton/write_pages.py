@@ -59,7 +59,7 @@ def write_rows(
         exact = tl.reshape(elements.to(tl.float32), (elements.shape[0], groups, WIDTH // groups))
         largest = tl.max(tl.abs(exact), 2)
         odd = tl.sum((exact != exact).to(tl.int32), 2) > 0
-        scale = tl.where(largest == 0.0, 1.0, tl.math.div_rn(largest, tl.full(largest.shape, 127.0, tl.float32)))
+        scale = tl.math.div_rn(largest, tl.full(largest.shape, 127.0, tl.float32))
         scale = tl.where(odd, float("nan"), scale)
         first = scales + head * (head_stride // 4) + block * (block_stride // 4) + offset * (row_stride // 4)
         group = tl.arange(0, groups)

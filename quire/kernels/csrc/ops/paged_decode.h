@@ -1,7 +1,7 @@
 // Decode attention over KV pages, which are read once and in place: flash decoding (Dao et al. 2023) with chunks of fixed
 // length, so that a sequence's result does not depend on what else is in the batch. Sequences that begin with the same
-// blocks attend to them together, as in cascade inference (Ye et al. 2024). In bfloat16, sums have the order that the spans
-// of paged_varlen have as well: a token has the same result however many tokens of its sequence are computed with it.
+// blocks attend to them together, as in cascade inference (Ye et al. 2024). With queries in bfloat16, sums have the order that
+// the spans of paged_varlen have as well: a token has the same result however many tokens of its sequence are computed with it.
 #pragma once
 
 #include "../attention.h"
@@ -271,10 +271,17 @@ void score_chunk(const AttentionArguments &a, const Query *queries, const typena
     compute_scores<Rows, count>(a, q, keys, block_table, first, last, scores, prefetcher);
 }
 
+#if defined(HAVE_INT8_DOT)
+#include "../int8_decode.h"
+#endif
+
 // Attention of `count` queries of one KV head over a chunk.
 template <class T, class Rows, int count>
 void attend_chunk(const AttentionArguments &a, const Chunk &chunk, int64_t kv_head, const Query *queries,
                   Prefetcher<typename Rows::Element> *prefetcher) {
+#if defined(HAVE_INT8_DOT)
+    if constexpr (std::is_same_v<Rows, Int8Rows<BFloat16>>) return attend_int8_chunk<count>(a, chunk, kv_head, queries, prefetcher);
+#endif
     typedef typename Rows::Element Element;
     const int32_t *block_table = a.block_tables + chunk.sequence * a.table_stride;
     alignas(64) float scores[count * CHUNK];

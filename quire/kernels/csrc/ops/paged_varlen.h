@@ -188,11 +188,11 @@ class PanelScores {
 
 constexpr int64_t CHUNK_STRIDE = CHUNK + LANES;  // elements between rows: never whole pages
 #if defined(HAVE_AVX2)
-constexpr int64_t TILE_ROWS = 4;  // queries of a tile; a fifth one's sums would leave registers when they are added
+constexpr int64_t BF16_TILE_ROWS = 4;  // queries of a tile; a fifth one's sums would leave registers when they are added
 #else
-constexpr int64_t TILE_ROWS = MAX_ROWS;
+constexpr int64_t BF16_TILE_ROWS = MAX_ROWS;
 #endif
-constexpr int64_t SCORE_ROWS = std::min<int64_t>(6, TILE_ROWS);  // queries whose partial sums fit into registers, but for a few
+constexpr int64_t SCORE_ROWS = std::min<int64_t>(6, BF16_TILE_ROWS);  // queries whose partial sums fit into registers, but for a few
 
 // Where scores of 32 positions go, and what they are multiplied with.
 struct ScoreRows {
@@ -210,17 +210,11 @@ struct ValueEpilogue {
     void operator()(int row, Floats low, Floats high) const { Float32::store2(out + row * stride, low, high); }
 };
 
-// A head's keys and values in panels.
-struct PackedHead {
-    const uint16_t *keys, *values;
-    int64_t positions;  // that the panels have room for
-};
-
-// Up to TILE_ROWS queries of one head, and the positions of whole panels that they see.
+// Up to `most` queries of one head, and the positions of whole panels that they see.
 struct RowTile {
     int64_t head, row, rows, begin, end;
-    RowTile(const PagedPrefill &a, int64_t head, int64_t row)
-        : head(head), row(row), rows(std::min(TILE_ROWS, a.tokens - row)), begin(a.first_of(row)), end(a.end_of(row + rows - 1)) {
+    RowTile(const PagedPrefill &a, int64_t head, int64_t row, int64_t most)
+        : head(head), row(row), rows(std::min(most, a.tokens - row)), begin(a.first_of(row)), end(a.end_of(row + rows - 1)) {
         for (int64_t r = 0; a.visible && r < rows; r++)
             begin = std::min(begin, a.first_of(row + r)), end = std::max(end, a.end_of(row + r));
         begin = begin / PANEL * PANEL, end = (end + PANEL - 1) / PANEL * PANEL;
@@ -229,104 +223,166 @@ struct RowTile {
     int64_t last_chunk() const { return (end - 1) / CHUNK; }
 };
 
+// Positions [origin + from, origin + to) of a chunk, whole panels.
+struct ChunkRange {
+    int64_t origin, from, to;
+};
+
+// Where what the queries of a tile find in a chunk goes: largest scores, sums of weights, and weighted values (rows, value_dim).
+struct ChunkResults {
+    float *largest, *totals, *out;
+};
+
+// Hides the scores of a row of a tile that it does not see.
+inline void hide_scores(const PagedPrefill &a, int64_t row, const ChunkRange &range, float *scores) {
+    int64_t first = a.first_of(row) - range.origin, past = a.end_of(row) - range.origin;
+    for (int64_t i = range.from; i < std::min(first, range.to); i++) scores[i] = -INFINITY;
+    for (int64_t i = std::max(range.from, past); i < range.to; i++) scores[i] = -INFINITY;
+}
+
+// A context's keys and values in panels of bfloat16, and attention to them with products of bfloat16.
+template <class Rows>
+class FloatPanels {
+  public:
+    static constexpr int64_t TILE_ROWS = BF16_TILE_ROWS;
+
+    // With room for so many positions, whole panels.
+    FloatPanels(const PagedPrefill &a, int64_t positions)
+        : positions_(positions), keys_(new uint16_t[a.kv_heads * positions * a.key_dim]),
+          values_(new uint16_t[a.kv_heads * positions * a.value_dim]) {}
+
+    void pack(const PagedPrefill &a, int64_t kv_head, int64_t panel) {
+        pack_keys<Rows>(a, kv_head, panel, keys_of(a, kv_head));
+        pack_values<Rows>(a, kv_head, panel, positions_, values_of(a, kv_head));
+    }
+
+    // The queries of a thread's tiles.
+    class Tiles {
+      public:
+        Tiles(const PagedPrefill &a, int64_t tiles) : q_(new uint32_t[tiles * TILE_ROWS * a.key_dim / 2 * QUERY_WORDS]) {}
+
+        void pack_queries(const PagedPrefill &a, const RowTile &tile, int64_t index) {
+            int64_t words = a.key_dim / 2;
+            for (int64_t r = 0; r < tile.rows; r++) {
+                const uint16_t *query = a.q + (tile.row + r) * a.q_stride + tile.head * a.key_dim;
+                int64_t part = r / SCORE_ROWS * SCORE_ROWS, part_rows = std::min(SCORE_ROWS, tile.rows - part);
+                uint32_t *out = q_of(a, index) + part * words * QUERY_WORDS + r - part;
+                for (int64_t i = 0; i < words; i++, out += QUERY_WORDS * part_rows) {
+                    uint32_t word;
+                    std::memcpy(&word, query + 2 * i, sizeof word);
+                    if constexpr (BF16_DOT) *out = word;
+                    else *out = word & 0xffff0000, out[part_rows] = word << 16;
+                }
+            }
+        }
+
+        void attend_chunk(const PagedPrefill &a, const FloatPanels &panels, int64_t kv_head, const RowTile &tile, int64_t index,
+                          const ChunkRange &range, const ChunkResults &results) {
+            auto [origin, from, to] = range;
+            const uint16_t *keys = panels.keys_of(a, kv_head), *values = panels.values_of(a, kv_head);
+            score(a, tile, q_of(a, index), keys + origin * a.key_dim, from, to);
+            for (int64_t r = 0; r < tile.rows; r++) {
+                float *scores = scores_ + r * CHUNK_STRIDE;
+                if (a.softcap > 0.0f) scale_scores(scores, from, to, 1.0f, a.softcap);
+                hide_scores(a, tile.row + r, range, scores);
+                results.largest[r] = -INFINITY;
+                results.totals[r] = softmax_weights<BFloat16>(scores, weights_ + r * CHUNK_STRIDE, from, to, results.largest[r]);
+            }
+            auto accumulate = panel_matmul_for<ValueEpilogue>(tile.rows);
+            for (int64_t d = 0; d < a.value_dim; d += PANEL) {
+                const uint16_t *value = values + d * panels.positions_ + (origin + from) * PANEL;
+                const uint16_t *key = keys + (origin + CHUNK) * a.key_dim + d * CHUNK;  // of the next chunk
+                accumulate(weights_ + from, CHUNK_STRIDE, value, to - from,
+                           {(const char *)(index % 2 ? key : value + CHUNK * PANEL), 2 * LINE}, {results.out + d, a.value_dim});
+            }
+        }
+
+      private:
+        // The words of a tile's queries in parts of SCORE_ROWS rows: (words, rows), or (words, 2, rows); see QUERY_WORDS.
+        uint32_t *q_of(const PagedPrefill &a, int64_t index) { return &q_[index * TILE_ROWS * a.key_dim / 2 * QUERY_WORDS]; }
+
+        // Scores of a tile's queries with keys, of positions [from, to) of a chunk.
+        void score(const PagedPrefill &a, const RowTile &tile, const uint32_t *q, const uint16_t *keys, int64_t from, int64_t to) {
+            int64_t words = a.key_dim / 2;
+            for (int64_t position = from; position < to; position += PANEL)
+                for (int64_t r = 0; r < tile.rows; r += SCORE_ROWS) {
+                    ScoreRows out{scores_ + r * CHUNK_STRIDE + position, a.scale};
+                    auto score = [&](auto number) {
+                        constexpr int count = decltype(number)::value;
+                        const uint32_t *part = q + r * words * QUERY_WORDS;
+                        const uint16_t *panel = keys + position * a.key_dim;
+                        auto sums = PanelScores<count, 0>(part, panel, words).sum();
+                        if constexpr (vectors_of_a_pass(count) == 1) {
+                            auto second = PanelScores<count, 1>(part, panel, words).sum();
+                            for (int i = 0; i < count; i++) sums.values[i][1] = second.values[i][1];
+                        }
+                        for (int i = 0; i < count; i++) out.store(i, sums.values[i][0], sums.values[i][1]);
+                    };
+                    switch (std::min(SCORE_ROWS, tile.rows - r)) {
+                        case 6: score(std::integral_constant<int, 6>{}); break;
+                        case 5: score(std::integral_constant<int, 5>{}); break;
+                        case 4: score(std::integral_constant<int, 4>{}); break;
+                        case 3: score(std::integral_constant<int, 3>{}); break;
+                        case 2: score(std::integral_constant<int, 2>{}); break;
+                        default: score(std::integral_constant<int, 1>{});
+                    }
+                }
+        }
+
+        std::unique_ptr<uint32_t[]> q_;
+        alignas(64) float scores_[TILE_ROWS * CHUNK_STRIDE];
+        alignas(64) uint16_t weights_[TILE_ROWS * CHUNK_STRIDE];
+    };
+
+  private:
+    uint16_t *keys_of(const PagedPrefill &a, int64_t kv_head) const { return &keys_[kv_head * positions_ * a.key_dim]; }
+    uint16_t *values_of(const PagedPrefill &a, int64_t kv_head) const { return &values_[kv_head * positions_ * a.value_dim]; }
+
+    int64_t positions_;
+    std::unique_ptr<uint16_t[]> keys_, values_;
+};
+
 // One thread's work on the tiles of an item: heads that share keys and values attend to a chunk of them while it is in the
 // second-level cache. Each chunk has softmax weights of its own, as in paged_decode.
+template <class Panels>
 class TileAttention {
   public:
     // For up to `tiles` tiles, and contexts of `chunks` chunks.
     TileAttention(const PagedPrefill &a, int64_t tiles, int64_t chunks)
-        : rows_(tiles * TILE_ROWS), q_(new uint32_t[rows_ * a.key_dim / 2 * QUERY_WORDS]), largest_(new float[chunks * rows_]),
+        : rows_(tiles * TILE_ROWS), queries_(a, tiles), largest_(new float[chunks * rows_]),
           totals_(new float[chunks * rows_]), outs_(new float[chunks * rows_ * a.value_dim]) {
         tiles_.reserve(tiles);
     }
 
     // Tiles [first, last) of a head of keys and values: those of all its heads follow each other.
-    void attend(const PagedPrefill &a, int64_t kv_head, int64_t first, int64_t last, const PackedHead &packed) {
+    void attend(const PagedPrefill &a, int64_t kv_head, int64_t first, int64_t last, const Panels &panels) {
         int64_t group = a.heads / a.kv_heads;
         tiles_.clear();
         first_chunk_ = INT64_MAX;
         int64_t last_chunk = 0;
         for (int64_t i = first; i < last; i++) {
-            const RowTile &tile = tiles_.emplace_back(a, kv_head * group + i % group, i / group * TILE_ROWS);
-            pack_queries(a, tile, q_of(a, i - first));
+            const RowTile &tile = tiles_.emplace_back(a, kv_head * group + i % group, i / group * TILE_ROWS, TILE_ROWS);
+            queries_.pack_queries(a, tile, i - first);
             first_chunk_ = std::min(first_chunk_, tile.first_chunk()), last_chunk = std::max(last_chunk, tile.last_chunk());
         }
         for (int64_t chunk = first_chunk_; chunk <= last_chunk; chunk++)
-            for (int64_t i = 0; i < last - first; i++) attend_chunk(a, i, chunk, packed);
+            for (int64_t i = 0; i < last - first; i++) attend_chunk(a, panels, kv_head, i, chunk);
         for (int64_t i = 0; i < last - first; i++) merge_chunks(a, i);
     }
 
   private:
-    // The words of a tile's queries in parts of SCORE_ROWS rows: (words, rows), or (words, 2, rows); see QUERY_WORDS.
-    uint32_t *q_of(const PagedPrefill &a, int64_t index) { return &q_[index * TILE_ROWS * a.key_dim / 2 * QUERY_WORDS]; }
+    static constexpr int64_t TILE_ROWS = Panels::TILE_ROWS;
+
     // Where what is known of a row of a tile after a chunk is.
     int64_t slot(int64_t index, int64_t chunk) const { return (chunk - first_chunk_) * rows_ + index * TILE_ROWS; }
 
-    static void pack_queries(const PagedPrefill &a, const RowTile &tile, uint32_t *q) {
-        int64_t words = a.key_dim / 2;
-        for (int64_t r = 0; r < tile.rows; r++) {
-            const uint16_t *query = a.q + (tile.row + r) * a.q_stride + tile.head * a.key_dim;
-            int64_t part = r / SCORE_ROWS * SCORE_ROWS, part_rows = std::min(SCORE_ROWS, tile.rows - part);
-            uint32_t *out = q + part * words * QUERY_WORDS + r - part;
-            for (int64_t i = 0; i < words; i++, out += QUERY_WORDS * part_rows) {
-                uint32_t word;
-                std::memcpy(&word, query + 2 * i, sizeof word);
-                if constexpr (BF16_DOT) *out = word;
-                else *out = word & 0xffff0000, out[part_rows] = word << 16;
-            }
-        }
-    }
-
-    void attend_chunk(const PagedPrefill &a, int64_t index, int64_t chunk, const PackedHead &packed) {
+    void attend_chunk(const PagedPrefill &a, const Panels &panels, int64_t kv_head, int64_t index, int64_t chunk) {
         const RowTile &tile = tiles_[index];
         int64_t origin = chunk * CHUNK, from = std::max(tile.begin, origin) - origin, to = std::min(tile.end - origin, CHUNK);
         if (from >= to) return;
-        score(a, tile, q_of(a, index), packed.keys + origin * a.key_dim, from, to);
-        for (int64_t r = 0; r < tile.rows; r++) {
-            int64_t first = a.first_of(tile.row + r) - origin, past = a.end_of(tile.row + r) - origin;
-            float *scores = scores_ + r * CHUNK_STRIDE, &largest = largest_[slot(index, chunk) + r] = -INFINITY;
-            if (a.softcap > 0.0f) scale_scores(scores, from, to, 1.0f, a.softcap);
-            for (int64_t i = from; i < std::min(first, to); i++) scores[i] = -INFINITY;
-            for (int64_t i = std::max(from, past); i < to; i++) scores[i] = -INFINITY;
-            totals_[slot(index, chunk) + r] =
-                softmax_weights<BFloat16>(scores, weights_ + r * CHUNK_STRIDE, from, to, largest);
-        }
-        auto accumulate = panel_matmul_for<ValueEpilogue>(tile.rows);
-        for (int64_t d = 0; d < a.value_dim; d += PANEL) {
-            const uint16_t *value = packed.values + d * packed.positions + (origin + from) * PANEL;
-            const uint16_t *key = packed.keys + (origin + CHUNK) * a.key_dim + d * CHUNK;  // of the next chunk
-            accumulate(weights_ + from, CHUNK_STRIDE, value, to - from,
-                       {(const char *)(index % 2 ? key : value + CHUNK * PANEL), 2 * LINE},
-                       {&outs_[slot(index, chunk) * a.value_dim + d], a.value_dim});
-        }
-    }
-
-    // Scores of a tile's queries with keys, of positions [from, to) of a chunk.
-    void score(const PagedPrefill &a, const RowTile &tile, const uint32_t *q, const uint16_t *keys, int64_t from, int64_t to) {
-        int64_t words = a.key_dim / 2;
-        for (int64_t position = from; position < to; position += PANEL)
-            for (int64_t r = 0; r < tile.rows; r += SCORE_ROWS) {
-                ScoreRows out{scores_ + r * CHUNK_STRIDE + position, a.scale};
-                auto score = [&](auto number) {
-                    constexpr int count = decltype(number)::value;
-                    const uint32_t *part = q + r * words * QUERY_WORDS;
-                    const uint16_t *panel = keys + position * a.key_dim;
-                    auto sums = PanelScores<count, 0>(part, panel, words).sum();
-                    if constexpr (vectors_of_a_pass(count) == 1) {
-                        auto second = PanelScores<count, 1>(part, panel, words).sum();
-                        for (int i = 0; i < count; i++) sums.values[i][1] = second.values[i][1];
-                    }
-                    for (int i = 0; i < count; i++) out.store(i, sums.values[i][0], sums.values[i][1]);
-                };
-                switch (std::min(SCORE_ROWS, tile.rows - r)) {
-                    case 6: score(std::integral_constant<int, 6>{}); break;
-                    case 5: score(std::integral_constant<int, 5>{}); break;
-                    case 4: score(std::integral_constant<int, 4>{}); break;
-                    case 3: score(std::integral_constant<int, 3>{}); break;
-                    case 2: score(std::integral_constant<int, 2>{}); break;
-                    default: score(std::integral_constant<int, 1>{});
-                }
-            }
+        int64_t at = slot(index, chunk);
+        queries_.attend_chunk(a, panels, kv_head, tile, index, {origin, from, to},
+                              {&largest_[at], &totals_[at], &outs_[at * a.value_dim]});
     }
 
     void merge_chunks(const PagedPrefill &a, int64_t index) {
@@ -348,10 +404,8 @@ class TileAttention {
 
     int64_t rows_, first_chunk_ = 0;  // rows: room for those of all tiles
     std::vector<RowTile> tiles_;
-    std::unique_ptr<uint32_t[]> q_;
+    typename Panels::Tiles queries_;
     std::unique_ptr<float[]> largest_, totals_, outs_;  // (chunks, rows), of outs (chunks, rows, value_dim)
-    alignas(64) float scores_[TILE_ROWS * CHUNK_STRIDE];
-    alignas(64) uint16_t weights_[TILE_ROWS * CHUNK_STRIDE];
 };
 
 constexpr int64_t ITEM_TILES = 16;        // at most
@@ -359,14 +413,13 @@ constexpr int64_t ITEM_BYTES = 4 << 20;   // of weighted values of all chunks
 constexpr int64_t ITEMS_OF_A_THREAD = 4;  // at least, if there are so many tiles
 
 // Keys and values of a sequence in panels. Blocks that the next sequence has at the same positions are not packed again.
-template <class Rows>
+template <class Panels>
 class PackedContext {
   public:
     // For sequences of up to `max_positions`. Everything is allocated here, as nothing may throw inside parallel regions.
-    PackedContext(const PagedPrefill &a, int64_t max_positions)
-        : positions_((max_positions + PANEL - 1) / PANEL * PANEL),
-          keys_(new uint16_t[a.kv_heads * positions_ * a.key_dim]), values_(new uint16_t[a.kv_heads * positions_ * a.value_dim]) {
-        int64_t chunks = (positions_ + CHUNK - 1) / CHUNK, tile_bytes = chunks * TILE_ROWS * a.value_dim * int64_t(sizeof(float));
+    PackedContext(const PagedPrefill &a, int64_t max_positions) : panels_(a, (max_positions + PANEL - 1) / PANEL * PANEL) {
+        int64_t chunks = (max_positions + CHUNK - 1) / CHUNK;
+        int64_t tile_bytes = chunks * Panels::TILE_ROWS * a.value_dim * int64_t(sizeof(float));
         item_tiles_ = std::clamp<int64_t>(ITEM_BYTES / tile_bytes, 1, ITEM_TILES);
         threads_.reserve(pool_threads());
         for (int threads = pool_threads(); threads > 0; threads--) threads_.emplace_back(a, item_tiles_, chunks);
@@ -374,23 +427,19 @@ class PackedContext {
 
     void attend(const PagedPrefill &a) {
         pack(a);
-        int64_t group = a.heads / a.kv_heads, tiles = (a.tokens + TILE_ROWS - 1) / TILE_ROWS * group;
+        int64_t group = a.heads / a.kv_heads, tiles = (a.tokens + Panels::TILE_ROWS - 1) / Panels::TILE_ROWS * group;
         int64_t size = std::clamp<int64_t>(tiles * a.kv_heads / (ITEMS_OF_A_THREAD * pool_threads()), 1, item_tiles_);
         int64_t parts = (tiles + size - 1) / size;
         WorkItems items(a.kv_heads * parts);
         run_parallel([&](int thread) {
             items.for_each([&](int64_t item, int64_t) {
                 int64_t kv_head = item % a.kv_heads, part = parts - 1 - item / a.kv_heads;  // the longest first
-                threads_[thread].attend(a, kv_head, part * size, std::min(tiles, (part + 1) * size), head_of(a, kv_head));
+                threads_[thread].attend(a, kv_head, part * size, std::min(tiles, (part + 1) * size), panels_);
             });
         });
     }
 
   private:
-    PackedHead head_of(const PagedPrefill &a, int64_t kv_head) const {
-        return {&keys_[kv_head * positions_ * a.key_dim], &values_[kv_head * positions_ * a.value_dim],
-                positions_};
-    }
     void pack(const PagedPrefill &a) {
         int64_t panels = (a.length + PANEL - 1) / PANEL;
         int64_t first = a.first_of(0);
@@ -398,9 +447,7 @@ class PackedContext {
         first /= PANEL;
         int64_t begin = first_ <= first ? std::max(first, shared_panels(a)) : first;
         parallel_for(a.kv_heads * (panels - begin), true, [&](int64_t at) {
-            int64_t kv_head = at / (panels - begin), panel = begin + at % (panels - begin);
-            pack_keys<Rows>(a, kv_head, panel, &keys_[kv_head * positions_ * a.key_dim]);
-            pack_values<Rows>(a, kv_head, panel, positions_, &values_[kv_head * positions_ * a.value_dim]);
+            panels_.pack(a, at / (panels - begin), begin + at % (panels - begin));
         });
         block_table_ = a.block_table, length_ = a.length, first_ = first;
     }
@@ -411,15 +458,21 @@ class PackedContext {
         return std::min(length, block * a.block_size) / PANEL;
     }
 
-    int64_t positions_, item_tiles_;
-    std::unique_ptr<uint16_t[]> keys_, values_;
-    std::vector<TileAttention> threads_;
+    Panels panels_;
+    int64_t item_tiles_;
+    std::vector<TileAttention<Panels>> threads_;
     const int32_t *block_table_ = nullptr;  // of the packed sequence
     int64_t length_ = 0, first_ = 0;        // its positions and its first packed panel
 };
 
+#if defined(HAVE_INT8_DOT)
+#include "../int8_panels.h"
+#else
+typedef FloatPanels<Int8Rows<BFloat16>> Int8Panels;
+#endif
+
 // Spans [begin, end), which begin at row `begin` of the queries, one after the other on all threads.
-template <class Rows>
+template <class Panels>
 void prefill_spans(const AttentionArguments &a, const int64_t *tokens, const int32_t *visible, int64_t begin, int64_t end) {
     auto span = [&](int64_t i, int64_t row) -> PagedPrefill {
         return {(const uint16_t *)a.q + row * a.q_stride, a.keys, a.values,
@@ -427,7 +480,7 @@ void prefill_spans(const AttentionArguments &a, const int64_t *tokens, const int
                 a.seq_lens[i], a.heads, a.kv_heads, a.q_stride, a.key_dim, a.value_dim, a.block_size, a.window, a.scale,
                 a.softcap, visible ? visible + 2 * row : nullptr};
     };
-    PackedContext<Rows> context(span(begin, begin), *std::max_element(a.seq_lens + begin, a.seq_lens + end));
+    PackedContext<Panels> context(span(begin, begin), *std::max_element(a.seq_lens + begin, a.seq_lens + end));
     for (int64_t i = begin, row = begin; i < end; row += tokens[i++]) context.attend(span(i, row));
 }
 
@@ -437,6 +490,6 @@ inline void PagedVarlen::run() const {
     single.sequences = counts[0];
     paged_decode<BFloat16>(single);
     if (single.sequences == spans) return;
-    int8 ? prefill_spans<Int8Rows<BFloat16>>(*this, span_tokens, visible, single.sequences, spans)
-         : prefill_spans<PlainRows<BFloat16>>(*this, span_tokens, visible, single.sequences, spans);
+    int8 ? prefill_spans<Int8Panels>(*this, span_tokens, visible, single.sequences, spans)
+         : prefill_spans<FloatPanels<PlainRows<BFloat16>>>(*this, span_tokens, visible, single.sequences, spans);
 }

@@ -276,7 +276,7 @@ constexpr int64_t SLICE_RESULTS = 8 << 20;  // elements of partial results that 
 constexpr int64_t FEW_HEADS = 4;            // that do not pay for packed keys
 
 // All heads of a token are queries that see the same positions.
-template <class Rows>
+template <class Panels>
 void attend_in_panels(const AttendSelected &a) {
     std::vector<int32_t> rows[2] = {std::vector<int32_t>(a.top_k), std::vector<int32_t>(a.top_k)}, visible(2 * a.heads, 0);
     auto heads_of = [&](int64_t token, const int32_t *table, int64_t count) -> PagedPrefill {
@@ -284,7 +284,7 @@ void attend_in_panels(const AttendSelected &a) {
                 (uint16_t *)a.out + token * a.heads * a.value_dim, table, nullptr, a.heads, count, 1, 1, a.key_dim, a.key_dim,
                 a.value_dim, 1, 0, a.scale, 0.0f, visible.data()};
     };
-    PackedContext<Rows> context(heads_of(0, rows[0].data(), 0), a.top_k);
+    PackedContext<Panels> context(heads_of(0, rows[0].data(), 0), a.top_k);
     for (int64_t token = 0; token < a.sequences; token++) {
         std::vector<int32_t> &table = rows[token % 2];  // those of the token before say which panels are packed already
         int64_t count = a.rows_of(token, table.data());
@@ -316,5 +316,5 @@ inline void AttendSelected::run() const {
     if (sequences == 0) return;
     if (dtype == DType::FLOAT32) attend_as_sequences<Float32>(*this);
     else if (heads <= FEW_HEADS) attend_as_sequences<BFloat16>(*this);
-    else int8 ? attend_in_panels<Int8Rows<BFloat16>>(*this) : attend_in_panels<PlainRows<BFloat16>>(*this);
+    else int8 ? attend_in_panels<Int8Panels>(*this) : attend_in_panels<FloatPanels<PlainRows<BFloat16>>>(*this);
 }
