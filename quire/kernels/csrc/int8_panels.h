@@ -84,10 +84,10 @@ class Int8Panels {
             auto [origin, from, to] = range;
             for (int64_t position = from; position < to; position += PANEL) {
                 float *scores = scores_ + position;
-                constexpr int first = std::min<int>(rows, SCORE_ROWS), rest = rows - first;
-                score_panel<first>(a, panels, kv_head, index, 0, origin + position, scores);
-                if constexpr (rest > 0)
-                    score_panel<rest>(a, panels, kv_head, index, first, origin + position, scores + first * CHUNK_STRIDE);
+                constexpr int first_rows = std::min<int>(rows, SCORE_ROWS), last_rows = rows - first_rows;
+                score_panel<first_rows>(a, panels, kv_head, index, 0, origin + position, scores);
+                if constexpr (last_rows > 0)
+                    score_panel<last_rows>(a, panels, kv_head, index, first_rows, origin + position, scores + first_rows * CHUNK_STRIDE);
             }
             for (int64_t r = 0; r < rows; r++) {
                 float *scores = scores_ + r * CHUNK_STRIDE;
