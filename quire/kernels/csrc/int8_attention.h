@@ -57,17 +57,6 @@ INLINE __mmask16 lanes_between(int64_t first, int64_t past) {
     return __mmask16(below(past) & ~below(first));
 }
 
-// 2^x for x <= 0 to be rounded to 8 bits: relative error below 8e-5, 0 below 2^-125. NaN is kept.
-INLINE Floats exp2_of_weights(Floats x) {
-    constexpr float ROUNDS = 3 << 22;  // a number with it has no fraction: its last bits are the nearest integer
-    Floats integer = x + ROUNDS, r = x - (integer - ROUNDS), p = broadcast(0.055171669f);
-    p = fused(p, r, broadcast(0.24261113f));
-    p = fused(p, r, broadcast(0.69326097f));
-    p = fused(p, r, broadcast(0.99992806f));
-    __mmask16 seen = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-125.0f), _CMP_NLT_UQ);
-    return (Floats)_mm512_maskz_add_epi32(seen, (__m512i)p, (__m512i)((Words)integer << 23));
-}
-
 // Softmax weights in place of scores; see softmax_weights.
 inline float rough_softmax_weights(float *scores, int64_t begin, int64_t end, float &top) {
     constexpr float LOG2_E = 1.44269504088896341f;
@@ -76,7 +65,7 @@ inline float rough_softmax_weights(float *scores, int64_t begin, int64_t end, fl
     top = _mm512_reduce_max_ps((__m512)largest);
     Floats shift = broadcast(top == -INFINITY ? 0.0f : -top * LOG2_E);  // if all scores are -inf, all weights are 0
     for (int64_t i = begin; i < end; i += LANES) {
-        Floats weight = exp2_of_weights(fused(Float32::load(scores + i), broadcast(LOG2_E), shift));
+        Floats weight = rough_exp2(fused(Float32::load(scores + i), broadcast(LOG2_E), shift));
         Float32::store(scores + i, weight);
         total += weight;
     }

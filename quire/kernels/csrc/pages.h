@@ -3,7 +3,7 @@
 
 #include "int8_rows.h"
 
-constexpr int64_t PREFETCH_BYTES = 48 << 10;  // between prefetching a row and reading it, in which a chunk's scales of values are
+constexpr int64_t PREFETCH_BYTES = 48 << 10;  // between prefetching a row and reading it; see decision 112
 constexpr int64_t MAX_DIM = 1024;             // of a head
 
 // Pages (kv_heads, blocks, block_size, dim): pointer to the elements of the first row, and strides of heads, blocks and rows
