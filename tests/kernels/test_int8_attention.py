@@ -110,6 +110,38 @@ def test_spans(dim: int, value_dim: int, name: str, length: int) -> None:
 
 
 @compiled
+@pytest.mark.parametrize("dim", [64, 96, 256])
+@pytest.mark.parametrize("name", ["plain", "softcap"])
+def test_queries_whose_parts_differ_in_size(dim: int, name: str) -> None:
+    """Parts of 16 elements that are up to 2^8 times smaller than the largest one have as many digits as it."""
+    pages, q = Pages(300, dim, 64), queries(40, dim)
+    sizes = [2.0**-exponent for exponent in (0, 3, 7, 20, 8, 1, 5, 12, 2, 4, 6, 9, 0, 10, 15, 3)][: dim // 16]
+    q *= torch.tensor(sizes).bfloat16().repeat_interleave(16)
+    q[::3] = q[::3].flip(-1)
+    params = replace(PARAMS[name], scale=0.5)
+    span = pages.prefill(q, 300, params)
+    with native.disabled():
+        expected = pages.prefill(q.float(), 300, params)
+    assert_close(span, expected)
+    assert torch.equal(pages.decode(q, torch.arange(260, 300) + 1, params), span)
+
+
+@compiled
+@pytest.mark.parametrize("first", [-40.0, 0.0, 40.0])
+@pytest.mark.parametrize("name", ["plain", "window", "sinks"])
+def test_chunks_whose_first_score_is_far_from_others(name: str, first: float) -> None:
+    """Weights are relative to that of the first position seen, unless others would be too large for it."""
+    pages, q = Pages(600, 64, 64), queries(40, 64).abs()
+    starts = torch.tensor([0, 256, 512])
+    pages.write(starts, torch.full((3, 2, 64), first), torch.randn(3, 2, 64))
+    span = pages.prefill(q, 600, PARAMS[name])
+    with native.disabled():
+        expected = pages.prefill(q.float(), 600, PARAMS[name])
+    assert_close(span, expected)
+    assert torch.equal(pages.decode(q, torch.arange(560, 600) + 1, PARAMS[name]), span)
+
+
+@compiled
 @pytest.mark.parametrize("name", PARAMS)
 def test_latent_values(name: str) -> None:
     """Values are the first elements of keys, as in models with latent attention."""

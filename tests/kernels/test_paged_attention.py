@@ -250,9 +250,12 @@ def test_attention_in_both_directions(dtype: torch.dtype, which: int, ignores_wi
 @pytest.mark.parametrize("which", range(6))
 @pytest.mark.parametrize("int8", [False, True])
 def test_spans_in_one_call(singles: int, counts: list[int], shared: int, which: int, int8: bool, size: int) -> None:
-    """Each span is bitwise equal to the span alone, also if the spans before it share its first blocks."""
+    """Each span is bitwise equal to the span alone, also if the spans before it share its first blocks.
+
+    Two threads have two heads of keys and values, which they share, or six, of which each packs some.
+    """
     torch.manual_seed(shared)
-    heads, kv_heads, dim, blocks = 6, 2, 64, -(-480 // size)
+    heads, kv_heads, dim, blocks = 6, (2, 6)[which % 2], 64, -(-480 // size)
     params = [*all_params(heads), AttentionParams(0.3, window=50)][which]
     keys, values = (
         torch.zeros(kv_heads, blocks, size, scale_bytes(dim) + dim, dtype=torch.int8)
@@ -274,6 +277,28 @@ def test_spans_in_one_call(singles: int, counts: list[int], shared: int, which: 
         else:
             alone = paged_prefill(part, keys, values, tables[i], lengths[i], params)
         assert torch.equal(out, alone)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [1e-30, 1e-3, 1.0, 40.0, 1e4])
+@pytest.mark.parametrize("sink", [None, -torch.inf, -300.0, 0.0, 300.0])
+def test_scores_of_any_size(dtype: torch.dtype, scale: float, sink: float | None) -> None:
+    """Chunks whose largest scores are far apart: what has no weight adds nothing, and the rest is not off."""
+    torch.manual_seed(0)
+    length = 1030
+    k, v = torch.randn(length, 1, 32), torch.randn(length, 1, 32)
+    k *= torch.tensor([0.01, 1.0, 3.0, 0.1, 2.0]).repeat_interleave(256)[:length, None, None]
+    keys, values, (table,) = paged([(k, v)], blocks=300)
+    keys, values, q, table = keys.to(dtype), values.to(dtype), torch.randn(40, 4, 32).to(dtype), table.int()
+    params = AttentionParams(scale, sinks=None if sink is None else torch.full((4,), sink))
+    lengths = torch.arange(length - 40, length) + 1
+    out = paged_decode(q, keys, values, table.expand(40, -1), lengths, params)
+    with native.disabled():
+        expected = paged_decode(q.float(), keys.float(), values.float(), table.expand(40, -1), lengths, params)
+    tolerance = 1e-4 if dtype == torch.float32 else 0.05
+    torch.testing.assert_close(out.float(), expected, atol=tolerance, rtol=tolerance)
+    span = paged_prefill(q, keys, values, table, length, params)
+    torch.testing.assert_close(span.float(), expected, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.skipif(native.instructions() is None, reason="torch sums in other orders")

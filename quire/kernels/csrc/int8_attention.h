@@ -6,6 +6,7 @@
 constexpr int64_t QUAD = 4;                           // elements whose products one sum takes at once
 constexpr int64_t MAX_GROUPS = MAX_DIM / INT8_GROUP;  // of a row
 constexpr int64_t QUERY_PART = 16;                    // elements of a query that share a scale: fewer are hardly more exact
+constexpr int MAX_SHIFT = 8;                          // of a part, to which the largest element belongs: sums stay below 2^31
 constexpr int64_t CODES_STRIDE = CHUNK + LINE;        // bytes between rows of weights: never whole pages
 
 inline int64_t groups_of(int64_t dim) { return (dim + INT8_GROUP - 1) / INT8_GROUP; }
@@ -32,67 +33,180 @@ INLINE Words broadcast_quad(const void *bytes) {
 // Keys are multiplied as unsigned bytes, 128 more than they are.
 INLINE Words to_unsigned(Words bytes) { return bytes ^ 0x80808080; }
 
-// A part of a quantized query: its scale, times that of all scores, and what products of its codes with unsigned keys start with.
-struct QueryPart {
-    float scale;
-    int32_t start;
+// Adds the shifted products of a part. The shift is a vector, which is loaded faster than a number gets to where shifts are.
+INLINE Ints add_shifted(Ints sums, Ints products, int32_t shift) {
+    return sums + (Ints)_mm512_sllv_epi32((__m512i)products, _mm512_set1_epi32(shift));
+}
+
+// A query in int8. A part's scale is that of the query times a power of two, so that sums of products are added as integers.
+struct QuantizedQuery {
+    alignas(64) int8_t codes[MAX_DIM];       // of whole groups, 0 past the end
+    int32_t shifts[MAX_DIM / QUERY_PART];    // of each part
+    int32_t biases[MAX_GROUPS];              // what sums of a group begin with, as keys are multiplied with 128 more than they are
+    float scale;                             // times that of all scores
 };
 
-// Quantizes a query of bfloat16. codes: those of whole groups, 0 past the end.
-inline void quantize_query(const uint16_t *q, int64_t dim, float scale, int8_t *codes, QueryPart *parts) {
-    std::memset(codes, 0, groups_of(dim) * INT8_GROUP);
-    for (int64_t at = 0; at < dim; at += QUERY_PART, parts++) {
-        parts->scale = quantize_row<BFloat16>(q + at, codes + at, QUERY_PART) * scale;
-        parts->start = 0;
-        for (int64_t i = at; i < at + QUERY_PART; i++) parts->start -= 128 * codes[i];
+// The largest magnitude of 16 elements; NaN or infinite if one is.
+inline float largest_magnitude(Floats x) {
+    __m512i bits = _mm512_and_epi32((__m512i)x, _mm512_set1_epi32(0x7fffffff));  // in the order of numbers, before infinity and NaN
+    uint32_t largest = _mm512_reduce_max_epu32(bits);
+    float magnitude;
+    std::memcpy(&magnitude, &largest, sizeof magnitude);
+    return magnitude;
+}
+
+// Quantizes a query of bfloat16. scale: that of all scores.
+inline void quantize_query(const uint16_t *q, int64_t dim, float scale, QuantizedQuery &query) {
+    float magnitudes[MAX_DIM / QUERY_PART], largest = 0.0f;
+    for (int64_t i = 0; i < dim / QUERY_PART; i++) {
+        magnitudes[i] = largest_magnitude(BFloat16::load(q + i * QUERY_PART));
+        if (magnitudes[i] > largest || std::isnan(magnitudes[i])) largest = magnitudes[i];  // NaN stays
+    }
+    const bool rounds = largest > 1e-32f && std::isfinite(largest);  // below, the inverse of the smallest step may be infinite
+    const float step = rounds ? largest / float(127 << MAX_SHIFT) : 0.0f;
+    query.scale = std::isfinite(largest) ? step * scale : NAN;
+    std::memset(query.codes, 0, groups_of(dim) * INT8_GROUP);
+    std::memset(query.biases, 0, sizeof query.biases);
+    std::memset(query.shifts, 0, sizeof query.shifts);
+    for (int64_t i = 0; rounds && i < dim / QUERY_PART; i++) {
+        int32_t shift = 0;
+        while (shift < MAX_SHIFT && magnitudes[i] > step * float(127 << shift)) shift++;
+        Floats elements = BFloat16::load(q + i * QUERY_PART) * (1.0f / (step * float(1 << shift)));
+        __m512i codes = _mm512_cvtps_epi32((__m512)elements);
+        _mm_storeu_si128((__m128i *)(query.codes + i * QUERY_PART), _mm512_cvtsepi32_epi8(codes));
+        query.shifts[i] = shift;
+        query.biases[i * QUERY_PART / INT8_GROUP] -= 128 * _mm512_reduce_add_epi32(codes) << shift;
     }
 }
 
 // a * b + c with one rounding.
 INLINE Floats fused(Floats a, Floats b, Floats c) { return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 
-// The positions of 16 that are in [first, past), as bits.
-INLINE __mmask16 lanes_between(int64_t first, int64_t past) {
-    auto below = [](int64_t count) { return _bzhi_u32(0xffff, unsigned(std::clamp<int64_t>(count, 0, LANES))); };
-    return __mmask16(below(past) & ~below(first));
+// Lanes of vectors that are all seen, so that nothing is to be masked.
+struct AllLanes {};
+
+// Elements of x in lanes of the mask, and a number elsewhere.
+INLINE Floats in_lanes(AllLanes, Floats x, float) { return x; }
+INLINE Floats in_lanes(__mmask16 mask, Floats x, float elsewhere) {
+    return (Floats)_mm512_mask_mov_ps(_mm512_set1_ps(elsewhere), mask, (__m512)x);
 }
 
-// Softmax weights in place of scores; see softmax_weights.
-inline float rough_softmax_weights(float *scores, int64_t begin, int64_t end, float &top) {
-    constexpr float LOG2_E = 1.44269504088896341f;
-    Floats largest = broadcast(-INFINITY), total = broadcast(0.0f);
-    for (int64_t i = begin; i < end; i += LANES) largest = maximum(largest, Float32::load(scores + i));
-    top = _mm512_reduce_max_ps((__m512)largest);
-    Floats shift = broadcast(top == -INFINITY ? 0.0f : -top * LOG2_E);  // if all scores are -inf, all weights are 0
-    for (int64_t i = begin; i < end; i += LANES) {
-        Floats weight = rough_exp2(fused(Float32::load(scores + i), broadcast(LOG2_E), shift));
-        Float32::store(scores + i, weight);
+// Positions [begin, end) of a chunk, of which a query sees [first, past).
+struct VisiblePositions {
+    int64_t begin, end, first, past;
+    VisiblePositions(int64_t begin, int64_t end, int64_t first, int64_t past)
+        : begin(begin), end(end), first(std::clamp(first, begin, end)), past(std::clamp(past, this->first, end)) {}
+    // Calls body(position, lanes that are seen) for each 16 of which some are.
+    template <class Body>
+    INLINE void for_each(Body body) const {
+        int64_t i = first & -LANES;
+        const int64_t whole = past & -LANES;
+        if (i < first) body(i, mask_at(i)), i += LANES;
+        for (; i < whole; i += LANES) body(i, AllLanes{});
+        if (i < past) body(i, mask_at(i));
+    }
+    // Calls body(position) for each 16 of which none is.
+    template <class Body>
+    INLINE void for_each_hidden(Body body) const {
+        for (int64_t i = begin; i + LANES <= first; i += LANES) body(i);
+        for (int64_t i = (past + LANES - 1) & -LANES; i < end; i += LANES) body(i);
+    }
+
+  private:
+    __mmask16 mask_at(int64_t i) const {
+        auto below = [](int64_t count) { return _bzhi_u32(0xffff, unsigned(std::clamp<int64_t>(count, 0, LANES))); };
+        return __mmask16(below(past - i) & ~below(first - i));
+    }
+};
+
+inline float largest_score(const float *scores, const VisiblePositions &positions) {
+    Floats largest = broadcast(-INFINITY);
+    positions.for_each([&](int64_t i, auto lanes) { largest = maximum(largest, in_lanes(lanes, Float32::load(scores + i), -INFINITY)); });
+    return horizontal_max(largest);
+}
+
+// Products of softmax weights and scales of values, 0 where a query sees nothing: scales may be anything there.
+class WeightedScales {
+  public:
+    WeightedScales(const VisiblePositions &positions, const float *scales, float *products)
+        : scales_(scales), products_(products), largest_(_mm512_setzero_si512()) {
+        positions.for_each_hidden([&](int64_t i) { Float32::store(products + i, broadcast(0.0f)); });
+    }
+    template <class Lanes>
+    INLINE void add(int64_t i, Floats weights, Lanes lanes) {
+        Floats product = in_lanes(lanes, weights * Float32::load(scales_ + i), 0.0f);
+        Float32::store(products_ + i, product);
+        largest_ = _mm512_max_epu32(largest_, (__m512i)product);
+    }
+    float largest() const {
+        uint32_t bits = _mm512_reduce_max_epu32(largest_);
+        float product;
+        std::memcpy(&product, &bits, sizeof product);
+        return product;
+    }
+
+  private:
+    const float *scales_;
+    float *products_;
+    __m512i largest_;  // as integers products have the order of numbers, before infinity and NaN
+};
+
+// Softmax weights of scores and their products with scales of values.
+struct WeighedScores {
+    SoftmaxSum sum;
+    float largest;  // product
+};
+
+// scale: that of scores. Weights are written only if `keep`.
+template <bool keep>
+INLINE WeighedScores weigh_with_exponent(const float *scores, float scale, const float *scales, float *weights, float *products,
+                                         const VisiblePositions &positions, float exponent) {
+    WeightedScales weighted(positions, scales, products);
+    Floats factor = broadcast(scale * LOG2_E), shift = broadcast(-shift_of(exponent)), total = broadcast(0.0f);
+    positions.for_each([&](int64_t i, auto lanes) {
+        Floats weight = in_lanes(lanes, rough_exp2(fused(Float32::load(scores + i), factor, shift)), 0.0f);
         total += weight;
-    }
-    return horizontal_sum(total);
+        if constexpr (keep) Float32::store(weights + i, weight);
+        weighted.add(i, weight, lanes);
+    });
+    return {{exponent, horizontal_sum(total)}, weighted.largest()};
 }
 
-// Quantizes weights times scales of values to `codes`, for positions of [begin, end) in [first, past); 0 for others, whose
-// scales may be anything. Returns the scale of the codes: NaN if a product is not finite.
-inline float quantize_weights(const float *weights, const float *scales, int64_t begin, int64_t end, int64_t first,
-                              int64_t past, uint8_t *codes) {
-    alignas(64) float products[CHUNK];
-    __m512i largest = _mm512_setzero_si512();  // as integers products have the order of numbers, before infinity and NaN
-    for (int64_t i = begin; i < end; i += LANES) {
-        Floats product = Float32::load(weights + i) * Float32::load(scales + i);
-        if (i < first || i + LANES > past) product = (Floats)_mm512_maskz_mov_ps(lanes_between(first - i, past - i), (__m512)product);
-        Float32::store(products + i, product);
-        largest = _mm512_max_epu32(largest, (__m512i)product);
+// The same with an exponent as softmax_weights has.
+template <bool keep>
+INLINE WeighedScores weigh_scores(const float *scores, float scale, const float *scales, float *weights, float *products,
+                                  const VisiblePositions &positions) {
+    float score = positions.first < positions.past ? scores[positions.first] : -INFINITY;
+    auto weighed = weigh_with_exponent<keep>(scores, scale, scales, weights, products, positions, exponent_of(score * scale));
+    if (is_fit(weighed.sum.total)) return weighed;
+    float exponent = exponent_of(largest_score(scores, positions) * scale);
+    return weigh_with_exponent<keep>(scores, scale, scales, weights, products, positions, exponent);
+}
+
+// Multiplies softmax weights with scales. Returns the largest product.
+inline float multiply_weights(const float *weights, const float *scales, float *products, const VisiblePositions &positions) {
+    WeightedScales weighted(positions, scales, products);
+    positions.for_each([&](int64_t i, auto lanes) { weighted.add(i, Float32::load(weights + i), lanes); });
+    return weighted.largest();
+}
+
+constexpr int64_t CODES = 32;            // that are written together
+constexpr int64_t QUADS = CODES / QUAD;  // of these
+
+// The position, of 32, that a byte of a quad of codes is of.
+constexpr int64_t position_of_code(int64_t quad, int64_t byte) { return 2 * quad + byte / 2 + byte % 2 * LANES; }
+
+// Quantizes products to unsigned bytes. Returns their scale: NaN if a product is not finite.
+INLINE float quantize_products(const float *products, float largest, int64_t begin, int64_t end, uint8_t *codes) {
+    constexpr float INTEGERS = 3 << 22;  // added to a number below 2^16, its lower half is the nearest integer
+    float inverse = largest > 1e-36f ? 255.0f / largest : 0.0f;  // below it may be infinite
+    for (int64_t i = begin; i < end; i += CODES) {
+        Words low = (Words)fused(Float32::load(products + i), broadcast(inverse), broadcast(INTEGERS));
+        Words high = (Words)fused(Float32::load(products + i + LANES), broadcast(inverse), broadcast(INTEGERS));
+        __m512i pairs = _mm512_mask_blend_epi16(0xaaaaaaaa, (__m512i)low, (__m512i)(high << 16));
+        _mm256_storeu_si256((__m256i *)(codes + i), _mm512_cvtepi16_epi8(pairs));
     }
-    uint32_t bits = _mm512_reduce_max_epu32(largest);
-    float top;
-    std::memcpy(&top, &bits, sizeof top);
-    float inverse = top > 1e-36f ? 255.0f / top : 0.0f;  // below it may be infinite
-    for (int64_t i = begin; i < end; i += LANES) {
-        __m512i integers = _mm512_cvtps_epi32((__m512)(Float32::load(products + i) * inverse));
-        _mm_storeu_si128((__m128i *)(codes + i), _mm512_cvtepi32_epi8(integers));
-    }
-    return std::isfinite(top) ? top / 255.0f : NAN;
+    return std::isfinite(largest) ? largest / 255.0f : NAN;
 }
 
 // Interleaves the bytes of four rows: words of a byte of each. Quarter i of rows[j] has the words 16i + 4j to 16i + 4j + 3, so

@@ -13,10 +13,9 @@ inline void gather_scales(PageIterator<int8_t> rows, int64_t count, int64_t dim,
     }
 }
 
-// `compute_scores` of quantized queries, of 16 keys at a time.
+// `compute_scores` of quantized queries, of 16 keys at a time, without the scales of queries.
 template <int count>
-void compute_int8_scores(const AttentionArguments &a, const int8_t (*codes)[MAX_DIM], const QueryPart (*parts)[MAX_DIM / QUERY_PART],
-                         PageIterator<int8_t> iterator, int64_t rows, float *scores, Prefetcher<int8_t> *prefetcher) {
+void compute_int8_scores(const AttentionArguments &a, const QuantizedQuery *queries, PageIterator<int8_t> iterator, int64_t rows, float *scores, Prefetcher<int8_t> *prefetcher) {
     for (int64_t begin = 0; begin < rows; begin += LANES) {
         const int8_t *keys[LANES];
         for (int64_t row = 0; row < LANES; row++) {
@@ -34,15 +33,15 @@ void compute_int8_scores(const AttentionArguments &a, const int8_t (*codes)[MAX_
             }
             transpose(words);
             for (int g = 0; g < count; g++) {
-                Floats sum = broadcast(0.0f);
+                const QuantizedQuery &query = queries[g];
+                Ints sum = Ints{} + query.biases[at / INT8_GROUP];
                 for (int64_t part = 0; part < parts_of_group(a.key_dim, at); part++) {
-                    const QueryPart &query = parts[g][at / QUERY_PART + part];
-                    Ints product = Ints{} + query.start;
+                    Ints product = Ints{};
                     for (int64_t i = 0; i < QUERY_PART / QUAD; i++)
-                        product = dot_add(product, words[part * QUERY_PART / QUAD + i], broadcast_quad(&codes[g][at + part * QUERY_PART + i * QUAD]));
-                    sum = fused(to_floats(product), broadcast(query.scale), sum);
+                        product = dot_add(product, words[part * QUERY_PART / QUAD + i], broadcast_quad(query.codes + at + part * QUERY_PART + i * QUAD));
+                    sum = add_shifted(sum, product, query.shifts[at / QUERY_PART + part]);
                 }
-                score[g] = fused(sum, Float32::load(key_scales), score[g]);
+                score[g] = fused(to_floats(sum), Float32::load(key_scales), score[g]);
             }
         }
         for (int g = 0; g < count; g++) Float32::store(scores + g * CHUNK + begin, score[g]);
@@ -57,18 +56,20 @@ void accumulate_int8_group(const AttentionArguments &a, const uint8_t (*codes)[C
     Ints sums[count][4];
     for (int g = 0; g < count; g++)
         for (int i = 0; i < 4; i++) sums[g][i] = Ints{};
-    for (int64_t begin = 0; begin < rows; begin += QUAD) {
-        Words values[QUAD];
-        const int8_t *row = nullptr;
-        for (int64_t i = 0; i < QUAD; i++) {  // weights past the last one are 0
-            if (begin + i < rows) row = iterator.next();
-            if (prefetcher) prefetcher->step();
-            values[i] = load_group(row, at, a.value_dim);
-        }
-        interleave_bytes(values);
-        for (int g = 0; g < count; g++) {
-            Words weights = broadcast_quad(codes[g] + begin);
-            for (int i = 0; i < 4; i++) sums[g][i] = dot_add(sums[g][i], weights, values[i]);
+    for (int64_t begin = 0; begin < rows; begin += CODES) {
+        const int8_t *values[CODES];
+        for (int64_t i = 0; i < CODES; i++) values[i] = begin + i < rows ? iterator.next() : values[i - 1];  // weights past the last one are 0
+        for (int64_t quad = 0; quad < std::min(QUADS, (rows - begin + 1) / 2); quad++) {
+            Words words[QUAD];
+            for (int64_t i = 0; i < QUAD; i++) {
+                words[i] = load_group(values[position_of_code(quad, i)], at, a.value_dim);
+                if (prefetcher) prefetcher->step();
+            }
+            interleave_bytes(words);
+            for (int g = 0; g < count; g++) {
+                Words weights = broadcast_quad(codes[g] + begin + quad * QUAD);
+                for (int i = 0; i < 4; i++) sums[g][i] = dot_add(sums[g][i], weights, words[i]);
+            }
         }
     }
     constexpr Ints even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
@@ -92,27 +93,27 @@ void attend_int8_chunk(const AttentionArguments &a, const Chunk &chunk, int64_t 
     auto rows_of = [&](const Pages &pages) {
         return PageIterator<int8_t>(row_at<const int8_t>(pages, kv_head, 0, 0), pages, block_table, a.block_size, chunk.first);
     };
-    int64_t rows = chunk.last - chunk.first, end = (rows + LANES - 1) / LANES * LANES;
-    alignas(64) int8_t query_codes[count][MAX_DIM];
-    QueryPart query_parts[count][MAX_DIM / QUERY_PART];
-    for (int g = 0; g < count; g++)
-        quantize_query((const uint16_t *)queries[g].q, a.key_dim, a.scale, query_codes[g], query_parts[g]);
-    alignas(64) float weights[count * CHUNK], scales[MAX_GROUPS * CHUNK];
-    compute_int8_scores<count>(a, query_codes, query_parts, rows_of(a.keys), rows, weights, prefetcher);
-    for (int g = 0; g < count; g++) {
-        float *scores = weights + g * CHUNK;
-        if (a.softcap > 0.0f) scale_scores(scores, 0, end, 1.0f, a.softcap);
-        for (int64_t i = 0; i < queries[g].first - chunk.first; i++) scores[i] = -INFINITY;
-        for (int64_t i = rows; i < end; i++) scores[i] = -INFINITY;
-        *queries[g].total = rough_softmax_weights(scores, 0, end, *queries[g].largest);
-    }
+    int64_t rows = chunk.last - chunk.first, end = (rows + CODES - 1) / CODES * CODES;
+    QuantizedQuery quantized[count];
+    for (int g = 0; g < count; g++) quantize_query((const uint16_t *)queries[g].q, a.key_dim, a.scale, quantized[g]);
+    alignas(64) float scores[count][CHUNK], weights[count][CHUNK], products[count][CHUNK], scales[MAX_GROUPS * CHUNK];
+    compute_int8_scores<count>(a, quantized, rows_of(a.keys), rows, scores[0], prefetcher);
     gather_scales(rows_of(a.values), rows, a.value_dim, scales);
+    auto visible = [&](int g) { return VisiblePositions(0, end, queries[g].first - chunk.first, rows); };
+    float largest[count];
+    for (int g = 0; g < count; g++) {
+        float scale = quantized[g].scale;
+        if (a.softcap > 0.0f) scale_scores(scores[g], 0, end, scale, a.softcap), scale = 1.0f;
+        auto weighed = weigh_scores<true>(scores[g], scale, scales, weights[g], products[g], visible(g));
+        *queries[g].sum = weighed.sum, largest[g] = weighed.largest;
+    }
     for (int64_t at = 0; at < a.value_dim; at += INT8_GROUP) {
         alignas(64) uint8_t codes[count][CHUNK];
         float code_scales[count];
-        for (int g = 0; g < count; g++)
-            code_scales[g] = quantize_weights(weights + g * CHUNK, scales + at / INT8_GROUP * CHUNK, 0, end,
-                                              queries[g].first - chunk.first, rows, codes[g]);
+        for (int g = 0; g < count; g++) {
+            if (at > 0) largest[g] = multiply_weights(weights[g], scales + at / INT8_GROUP * CHUNK, products[g], visible(g));
+            code_scales[g] = quantize_products(products[g], largest[g], 0, end, codes[g]);
+        }
         accumulate_int8_group<count>(a, codes, code_scales, rows_of(a.values), rows, at, queries, at ? nullptr : prefetcher);
     }
 }

@@ -10,15 +10,15 @@ struct IntegerSums {
 };
 
 // Adds products of the words of rows with those of a panel (words, 32): of signed bytes of rows with unsigned ones of the
-// panel if it has keys, else of unsigned bytes of rows with signed ones.
-template <bool keys, int rows>
-INLINE void add_products(IntegerSums<rows> &sums, RowWords x, const uint32_t *panel, int64_t words, PrefetchStream prefetch) {
-    for (int64_t i = 0; i < words; i++, panel += PANEL, x.advance()) {
+// panel if it has keys, else of unsigned bytes of rows with signed ones. Words of a row are `step` apart, rows `stride`.
+template <bool keys, int64_t step, int64_t stride, int rows>
+INLINE void add_products(IntegerSums<rows> &sums, const uint32_t *x, const uint32_t *panel, int64_t words, PrefetchStream prefetch) {
+    for (int64_t i = 0; i < words; i++, panel += PANEL, x += step) {
         prefetch.fetch();
         Words outputs[2] = {load_words(panel), load_words(panel + LANES)};
 #pragma GCC unroll 12
         for (int row = 0; row < rows; row++) {
-            Words word = broadcast_word(x.at(row));
+            Words word = broadcast_word(x + row * stride);
             for (int v = 0; v < 2; v++)
                 sums.values[row][v] = keys ? dot_add(sums.values[row][v], outputs[v], word) : dot_add(sums.values[row][v], word, outputs[v]);
         }
@@ -26,19 +26,18 @@ INLINE void add_products(IntegerSums<rows> &sums, RowWords x, const uint32_t *pa
 }
 
 // A context's keys and values in panels. Of keys, words have four elements of a position: (positions / 32, dim / 4, 32); of
-// values, one element of four positions: (value_dim / 32, positions / 4, 32).
+// values, one element of four positions, in the order of codes of weights: (value_dim / 32, positions / 4, 32).
 class Int8Panels {
     typedef Int8Rows<BFloat16> Rows;
 
   public:
+    typedef int8_t Element;                   // of pages
     static constexpr int64_t TILE_ROWS = 12;  // whose sums fit into registers
 
     // With room for so many positions, whole panels.
     Int8Panels(const PagedPrefill &a, int64_t positions)
-        : positions_(positions), keys_(new uint32_t[a.kv_heads * positions * a.key_dim / QUAD]),
-          values_(new uint32_t[a.kv_heads * positions * a.value_dim / QUAD]),
-          key_scales_(new float[a.kv_heads * positions * groups_of(a.key_dim)]),
-          value_scales_(new float[a.kv_heads * positions * groups_of(a.value_dim)]) {}
+        : positions_(positions), keys_(a.kv_heads * positions * a.key_dim / QUAD), values_(a.kv_heads * positions * a.value_dim / QUAD),
+          key_scales_(a.kv_heads * positions * groups_of(a.key_dim)), value_scales_(a.kv_heads * positions * groups_of(a.value_dim)) {}
 
     void pack(const PagedPrefill &a, int64_t kv_head, int64_t panel) {
         const int8_t *keys[PANEL], *values[PANEL];
@@ -55,16 +54,19 @@ class Int8Panels {
     class Tiles {
       public:
         Tiles(const PagedPrefill &a, int64_t tiles)
-            : codes_(new int8_t[tiles * TILE_ROWS * stride(a)]), parts_(new QueryPart[tiles * TILE_ROWS * a.key_dim / QUERY_PART]) {}
+            : queries_(tiles * groups_of(a.key_dim)), query_scales_(tiles * TILE_ROWS) {}
 
         void pack_queries(const PagedPrefill &a, const RowTile &tile, int64_t index) {
-            for (int64_t r = 0; r < tile.rows; r++)
-                quantize_query(a.q + (tile.row + r) * a.q_stride + tile.head * a.key_dim, a.key_dim, a.scale, codes_of(a, index, r),
-                               parts_of(a, index, r));
+            for (int64_t r = 0; r < tile.rows; r++) {
+                QuantizedQuery query;
+                quantize_query(a.q + (tile.row + r) * a.q_stride + tile.head * a.key_dim, a.key_dim, a.scale, query);
+                for (int64_t group = 0; group < groups_of(a.key_dim); group++) queries_of(a, index)[group].set(r, query, group);
+                query_scales_[index * TILE_ROWS + r] = query.scale;
+            }
         }
 
         void attend_chunk(const PagedPrefill &a, const Int8Panels &panels, int64_t kv_head, const RowTile &tile, int64_t index,
-                          const ChunkRange &range, const ChunkResults &results) {
+                          const ChunkRange &range, const TileResults &results) {
             auto attend = [&]<int... counts>(std::integer_sequence<int, counts...>) {
                 (void)((tile.rows == counts + 1 && (attend_rows<counts + 1>(a, panels, kv_head, tile, index, range, results), true)) || ...);
             };
@@ -72,15 +74,23 @@ class Int8Panels {
         }
 
       private:
-        static int64_t stride(const PagedPrefill &a) { return groups_of(a.key_dim) * INT8_GROUP + LINE; }
-        int8_t *codes_of(const PagedPrefill &a, int64_t index, int64_t row) { return &codes_[(index * TILE_ROWS + row) * stride(a)]; }
-        QueryPart *parts_of(const PagedPrefill &a, int64_t index, int64_t row) {
-            return &parts_[(index * TILE_ROWS + row) * (a.key_dim / QUERY_PART)];
-        }
+        // A group of the queries of a tile, those of all rows side by side.
+        struct QueryColumns {
+            uint32_t words[INT8_GROUP / QUAD][TILE_ROWS];
+            int32_t shifts[INT8_GROUP / QUERY_PART][TILE_ROWS], biases[TILE_ROWS];
+            void set(int64_t row, const QuantizedQuery &query, int64_t group) {
+                const int8_t *codes = query.codes + group * INT8_GROUP;
+                const int32_t *parts = query.shifts + group * INT8_GROUP / QUERY_PART;
+                for (int64_t i = 0; i < INT8_GROUP / QUAD; i++) std::memcpy(&words[i][row], codes + i * QUAD, QUAD);
+                for (int64_t i = 0; i < INT8_GROUP / QUERY_PART; i++) shifts[i][row] = parts[i];
+                biases[row] = query.biases[group];
+            }
+        };
+        QueryColumns *queries_of(const PagedPrefill &a, int64_t index) { return &queries_[index * groups_of(a.key_dim)]; }
 
         template <int rows>
         void attend_rows(const PagedPrefill &a, const Int8Panels &panels, int64_t kv_head, const RowTile &tile, int64_t index,
-                         const ChunkRange &range, const ChunkResults &results) {
+                         const ChunkRange &range, const TileResults &results) {
             auto [origin, from, to] = range;
             for (int64_t position = from; position < to; position += PANEL) {
                 float *scores = scores_ + position;
@@ -89,26 +99,23 @@ class Int8Panels {
                 if constexpr (last_rows > 0)
                     score_panel<last_rows>(a, panels, kv_head, index, first_rows, origin + position, scores + first_rows * CHUNK_STRIDE);
             }
-            for (int64_t r = 0; r < rows; r++) {
-                float *scores = scores_ + r * CHUNK_STRIDE;
-                if (a.softcap > 0.0f) scale_scores(scores, from, to, 1.0f, a.softcap);
-                hide_scores(a, tile.row + r, range, scores);
-                results.totals[r] = rough_softmax_weights(scores, from, to, results.largest[r]);
-            }
+            MergeFactors factors[rows];
+            a.value_dim > INT8_GROUP ? weigh<rows, true>(a, panels, kv_head, tile, index, range, results.sums, factors)
+                                     : weigh<rows, false>(a, panels, kv_head, tile, index, range, results.sums, factors);
             const char *keys = (const char *)panels.keys_of(a, kv_head), *values = (const char *)panels.values_of(a, kv_head);
             for (int64_t d = 0; d < a.value_dim; d += PANEL) {
-                if (d % INT8_GROUP == 0) quantize_group(a, panels, kv_head, tile, d / INT8_GROUP, range);
+                if (d > 0 && d % INT8_GROUP == 0) multiply_group<rows>(a, panels, kv_head, tile, d / INT8_GROUP, range);
                 const char *value = values + d * panels.positions_ + (origin + from) * PANEL;
                 const char *key = keys + (origin + CHUNK) * a.key_dim + d * CHUNK;  // of the next chunk
                 IntegerSums<rows> sums;
 #pragma GCC unroll 12
                 for (int r = 0; r < rows; r++) sums.values[r][0] = sums.values[r][1] = Ints{};
-                add_products<false>(sums, RowWords(weights_ + from, CODES_STRIDE), (const uint32_t *)value, (to - from) / QUAD,
+                add_products<false, 1, CODES_STRIDE / QUAD>(sums, (const uint32_t *)(codes_ + from), (const uint32_t *)value, (to - from) / QUAD,
                                     {index % 2 ? key : value + CHUNK * PANEL, 2 * LINE});
 #pragma GCC unroll 12
                 for (int r = 0; r < rows; r++)
-                    Float32::store2(results.out + r * a.value_dim + d, to_floats(sums.values[r][0]) * weight_scales_[r],
-                                    to_floats(sums.values[r][1]) * weight_scales_[r]);
+                    add_weighted(results.out + r * a.value_dim + d, factors[r], to_floats(sums.values[r][0]) * code_scales_[r],
+                                 to_floats(sums.values[r][1]) * code_scales_[r]);
             }
         }
 
@@ -118,49 +125,84 @@ class Int8Panels {
                          float *scores) {
             const uint32_t *keys = panels.keys_of(a, kv_head) + position * a.key_dim / QUAD;
             const float *key_scales = panels.key_scales_of(a, kv_head) + position;
-            const QueryPart *parts = parts_of(a, index, row);
-            for (int64_t at = 0; at < a.key_dim; at += INT8_GROUP, key_scales += panels.positions_) {
-                TileSums<rows> sums;
+            const QueryColumns *queries = queries_of(a, index);
+            for (int64_t at = 0; at < a.key_dim; at += INT8_GROUP, key_scales += panels.positions_, queries++) {
+                IntegerSums<rows> sums;
 #pragma GCC unroll 12
-                for (int r = 0; r < rows; r++) sums.values[r][0] = sums.values[r][1] = broadcast(0.0f);
-                for (int64_t end = at + parts_of_group(a.key_dim, at) * QUERY_PART, part = at; part < end; part += QUERY_PART, parts++) {
+                for (int r = 0; r < rows; r++) sums.values[r][0] = sums.values[r][1] = Ints{} + queries->biases[row + r];
+                const uint32_t *words = &queries->words[0][row];
+                const int32_t *shifts = &queries->shifts[0][row];
+                for (int64_t part = 0; part < parts_of_group(a.key_dim, at); part++) {
                     IntegerSums<rows> products;
 #pragma GCC unroll 12
-                    for (int r = 0; r < rows; r++)
-                        products.values[r][0] = products.values[r][1] = Ints{} + parts[r * (a.key_dim / QUERY_PART)].start;
-                    add_products<true>(products, RowWords(codes_of(a, index, row) + part, stride(a)), keys + part / QUAD * PANEL,
-                                       QUERY_PART / QUAD, {});
+                    for (int r = 0; r < rows; r++) products.values[r][0] = products.values[r][1] = Ints{};
+                    add_products<true, TILE_ROWS, 1>(products, words, keys, QUERY_PART / QUAD, {});
 #pragma GCC unroll 12
                     for (int r = 0; r < rows; r++)
-                        for (int v = 0; v < 2; v++)
-                            sums.values[r][v] = fused(to_floats(products.values[r][v]), broadcast(parts[r * (a.key_dim / QUERY_PART)].scale),
-                                                      sums.values[r][v]);
+                        for (int v = 0; v < 2; v++) sums.values[r][v] = add_shifted(sums.values[r][v], products.values[r][v], shifts[r]);
+                    words += QUERY_PART / QUAD * TILE_ROWS, shifts += TILE_ROWS, keys += QUERY_PART / QUAD * PANEL;
                 }
 #pragma GCC unroll 12
                 for (int r = 0; r < rows; r++)
                     for (int v = 0; v < 2; v++) {
                         float *out = scores + r * CHUNK_STRIDE + v * LANES;
                         Floats before = at ? Float32::load(out) : broadcast(0.0f);
-                        Float32::store(out, fused(sums.values[r][v], Float32::load(key_scales + v * LANES), before));
+                        Float32::store(out, fused(to_floats(sums.values[r][v]), Float32::load(key_scales + v * LANES), before));
                     }
             }
         }
 
-        // Quantizes the weights of a tile's rows for a group of values.
-        void quantize_group(const PagedPrefill &a, const Int8Panels &panels, int64_t kv_head, const RowTile &tile, int64_t group,
-                            const ChunkRange &range) {
-            const float *scales = panels.value_scales_of(a, kv_head) + group * panels.positions_ + range.origin;
-            for (int64_t r = 0; r < tile.rows; r++)
-                weight_scales_[r] = quantize_weights(scores_ + r * CHUNK_STRIDE, scales, range.from, range.to,
-                                                     a.first_of(tile.row + r) - range.origin, a.end_of(tile.row + r) - range.origin,
-                                                     weights_ + r * CODES_STRIDE);
+        // What a row sees of a chunk. all: whether each row of its tile sees all of it, so that nothing is to be found out.
+        static VisiblePositions visible(const PagedPrefill &a, int64_t row, const ChunkRange &range, bool all) {
+            if (all) return {range.from, range.to, range.from, range.to};
+            return {range.from, range.to, a.first_of(row) - range.origin, a.end_of(row) - range.origin};
+        }
+        static bool all_see(const PagedPrefill &a, const RowTile &tile, const ChunkRange &range) {
+            return !a.visible && a.first_of(tile.row + tile.rows - 1) <= range.origin + range.from && a.end_of(tile.row) >= range.origin + range.to;
         }
 
-        std::unique_ptr<int8_t[]> codes_;
-        std::unique_ptr<QueryPart[]> parts_;
-        alignas(64) float scores_[TILE_ROWS * CHUNK_STRIDE];  // then weights
-        alignas(64) uint8_t weights_[TILE_ROWS * CODES_STRIDE];
-        float weight_scales_[TILE_ROWS];
+        // Quantizes the softmax weights of a tile's rows for the first group of values. The rows take turns in both passes: a
+        // largest product takes long to get from a vector, and the processor goes on with the next row meanwhile.
+        template <int rows, bool keep>
+        void weigh(const PagedPrefill &a, const Int8Panels &panels, int64_t kv_head, const RowTile &tile, int64_t index,
+                   const ChunkRange &range, SoftmaxSum *sums, MergeFactors *factors) {
+            const float *scales = panels.value_scales_of(a, kv_head) + range.origin;
+            const bool all = all_see(a, tile, range);
+            float largest[rows];
+            for (int r = 0; r < rows; r++) {
+                const int64_t at = r * CHUNK_STRIDE;
+                float scale = query_scales_[index * TILE_ROWS + r];
+                if (a.softcap > 0.0f) scale_scores(scores_ + at, range.from, range.to, scale, a.softcap), scale = 1.0f;
+                auto weighed = weigh_scores<keep>(scores_ + at, scale, scales, weights_ + at, products_ + at, visible(a, tile.row + r, range, all));
+                factors[r] = merge(sums[r], weighed.sum), largest[r] = weighed.largest;
+            }
+            quantize<rows>(largest, range);
+        }
+
+        // The same with softmax weights for another group of values.
+        template <int rows>
+        void multiply_group(const PagedPrefill &a, const Int8Panels &panels, int64_t kv_head, const RowTile &tile, int64_t group,
+                            const ChunkRange &range) {
+            const float *scales = panels.value_scales_of(a, kv_head) + group * panels.positions_ + range.origin;
+            const bool all = all_see(a, tile, range);
+            float largest[rows];
+            for (int r = 0; r < rows; r++)
+                largest[r] = multiply_weights(weights_ + r * CHUNK_STRIDE, scales, products_ + r * CHUNK_STRIDE, visible(a, tile.row + r, range, all));
+            quantize<rows>(largest, range);
+        }
+
+        template <int rows>
+        void quantize(const float *largest, const ChunkRange &range) {
+            for (int r = 0; r < rows; r++)
+                code_scales_[r] = quantize_products(products_ + r * CHUNK_STRIDE, largest[r], range.from, range.to,
+                                                    codes_ + r * CODES_STRIDE);
+        }
+
+        LineArray<QueryColumns> queries_;  // (tiles, groups)
+        std::vector<float> query_scales_;  // (tiles, rows)
+        alignas(64) float scores_[TILE_ROWS * CHUNK_STRIDE], weights_[TILE_ROWS * CHUNK_STRIDE], products_[TILE_ROWS * CHUNK_STRIDE];
+        alignas(64) uint8_t codes_[TILE_ROWS * CODES_STRIDE];  // of weights
+        float code_scales_[TILE_ROWS];
     };
 
   private:
@@ -189,19 +231,21 @@ class Int8Panels {
     }
     void pack_values(const int8_t *const *rows, int64_t count, int64_t dim, uint32_t *out) const {
         for (int64_t at = 0; at < dim; at += INT8_GROUP)
-            for (int64_t position = 0; position < PANEL; position += QUAD) {
+            for (int64_t quad = 0; quad < QUADS; quad++) {
                 Words words[QUAD];
-                for (int64_t i = 0; i < QUAD; i++)
-                    words[i] = position + i < count ? load_group(rows[position + i], at, dim) : Words{};
+                for (int64_t i = 0; i < QUAD; i++) {
+                    int64_t row = position_of_code(quad, i);
+                    words[i] = row < count ? load_group(rows[row], at, dim) : Words{};
+                }
                 interleave_bytes(words);
                 interleave_words(words);
-                uint32_t *quad = out + at * positions_ / QUAD + position / QUAD * PANEL;  // in the first panel of the group
+                uint32_t *to = out + at * positions_ / QUAD + quad * PANEL;  // in the first panel of the group
                 for (int64_t i = 0; i < std::min(INT8_GROUP, dim - at) / LANES; i++)
-                    std::memcpy(quad + i / 2 * PANEL * positions_ / QUAD + i % 2 * LANES, &words[i], sizeof *words);
+                    std::memcpy(to + i / 2 * PANEL * positions_ / QUAD + i % 2 * LANES, &words[i], sizeof *words);
             }
     }
 
     int64_t positions_;
-    std::unique_ptr<uint32_t[]> keys_, values_;
-    std::unique_ptr<float[]> key_scales_, value_scales_;
+    LineArray<uint32_t> keys_, values_;
+    LineArray<float> key_scales_, value_scales_;
 };

@@ -108,6 +108,17 @@ INLINE Floats maximum(Floats a, Floats b) { return select(a > b, a, b); }
 INLINE Floats minimum(Floats a, Floats b) { return select(a < b, a, b); }
 #endif
 
+// The largest lane; if some are NaN, another one, or NaN.
+INLINE float horizontal_max(Floats x) {
+#if defined(HAVE_AVX512)
+    return _mm512_reduce_max_ps((__m512)x);
+#else
+    float largest = x[0];
+    for (int i = 1; i < LANES; i++) largest = std::max(largest, x[i]);
+    return largest;
+#endif
+}
+
 // The horizontal sum of each of 16 vectors; x is overwritten.
 INLINE Floats horizontal_sums(Floats *x) {
     for (int i = 0; i < 8; i++) x[i] = fold_halves<8>(x[i], x[i + 8]);
@@ -130,6 +141,8 @@ INLINE void transpose(Words *x) {
     for (int i = 0; i < LANES; i += 2) exchange_halves<1>(x[i], x[i + 1]);
 }
 
+constexpr float LOG2_E = 1.44269504088896341f;
+
 // e^r for |r| <= ln(2) / 2: the minimax polynomial of Cephes' expf, relative error below 2e-7.
 INLINE Floats exp_reduced(Floats r) {
     Floats p = broadcast(1.9875691500e-4f);
@@ -145,12 +158,12 @@ INLINE Floats exp_reduced(Floats r) {
 INLINE Floats vector_exp(Floats given) {
 #if defined(HAVE_AVX512)
     Floats x = minimum(broadcast(88.7f), maximum(broadcast(-104.0f), given));  // keeps NaN
-    __m512 n = _mm512_roundscale_ps((__m512)(x * 1.44269504088896341f), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 n = _mm512_roundscale_ps((__m512)(x * LOG2_E), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     Floats r = x - (Floats)n * 0.693359375f + (Floats)n * 2.12194440e-4f;
     return (Floats)_mm512_scalef_ps((__m512)exp_reduced(r), n);
 #else
     Floats x = maximum(minimum(given, broadcast(88.3f)), broadcast(-87.3f));
-    Floats n = x * 1.44269504088896341f;
+    Floats n = x * LOG2_E;
     Ints whole = truncate(n + select(n >= 0.0f, broadcast(0.5f), broadcast(-0.5f)));
     n = to_floats(whole);
     Floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
@@ -158,14 +171,14 @@ INLINE Floats vector_exp(Floats given) {
 #endif
 }
 
-// 2^x for x <= 0; relative error below 4e-7, but may be 0 where 2^x is below 1e-37. NaN is kept.
+// 2^x; relative error below 4e-7, but may be 0 where 2^x is below 1e-37, and not infinite where it is above 1e38. NaN is kept.
 INLINE Floats vector_exp2(Floats given) {
 #if defined(HAVE_AVX512)
     Floats x = maximum(broadcast(-160.0f), given);
     Floats n = (Floats)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #else
-    Floats x = select(given < -125.0f, broadcast(-125.0f), given);
-    Ints whole = truncate(x - 0.5f);
+    Floats x = select(given < -125.0f, broadcast(-125.0f), select(given > 127.0f, broadcast(127.0f), given));
+    Ints whole = truncate(x + 128.5f) - 128;  // of a positive number: truncation rounds
     Floats n = to_floats(whole);
 #endif
     Floats r = x - n, p = broadcast(1.32647273e-3f);

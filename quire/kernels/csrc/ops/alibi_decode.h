@@ -41,8 +41,7 @@ void attend_with_alibi(const AlibiDecode &a, const Chunk &chunk, int64_t sequenc
     }
     for (int64_t i = 0; i < query.first - chunk.first; i++) scores[i] = -INFINITY;
     for (int64_t i = length; i < end; i++) scores[i] = -INFINITY;
-    *query.largest = -INFINITY;
-    *query.total = softmax_weights<Weight>(scores, weights, 0, end, *query.largest);
+    *query.sum = softmax_weights<T>(scores, weights, 0, end, query.first - chunk.first);
     accumulate_values<T, Rows, 1>(a, weights, row_at<const Element>(a.values, kv_head, 0, 0), block_table, chunk.first, chunk.last,
                                   &query, nullptr);
 }
@@ -58,7 +57,7 @@ void alibi_decode(const AlibiDecode &a) {
             int64_t sequence = chunks.sequences[part], at = chunks.results[part] * a.heads + head;
             const typename T::Element *q = (const typename T::Element *)a.q + sequence * a.q_stride + head * a.key_dim;
             attend_with_alibi<T, Rows>(a, chunk, sequence, head,
-                                       {q, first_visible(a, sequence), &results.largest[at], &results.total[at], &results.out[at * a.value_dim]});
+                                       {q, first_visible(a, sequence), &results.sums[at], &results.out[at * a.value_dim]});
         }
     });
     parallel_for(a.sequences * a.heads, a.sequences * a.heads * a.value_dim > SERIAL, [&](int64_t at) {

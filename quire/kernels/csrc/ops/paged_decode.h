@@ -5,6 +5,7 @@
 #pragma once
 
 #include "../attention.h"
+#include "../softmax.h"
 
 struct PagedDecode : AttentionArguments {
     static constexpr const char *NAME = "paged_decode";
@@ -49,12 +50,13 @@ Floats rounded(Floats x) {
 #endif
 }
 
-// A query of one head, the first position that it sees, and where its partial result over a chunk goes: largest score, sum of
-// weights, weighted values.
+// A query of one head, the first position that it sees, and where its partial result over a chunk goes: the sum of weights and
+// weighted values.
 struct Query {
     const void *q;
     int64_t first;
-    float *largest, *total, *out;
+    SoftmaxSum *sum;
+    float *out;
 };
 
 // Scores of `count` queries over positions [first, last). q: float32 (count, key_dim). The prefetcher, which may be null,
@@ -237,21 +239,6 @@ inline void scale_scores(float *scores, int64_t begin, int64_t end, float scale,
     }
 }
 
-// Softmax weights e^(score - top) of scores, where top is raised to the largest score. Returns the sum of the weights.
-template <class T>
-float softmax_weights(const float *scores, typename T::Element *weights, int64_t begin, int64_t end, float &top) {
-    Floats largest = broadcast(top), total = broadcast(0.0f);
-    for (int64_t i = begin; i < end; i += LANES) largest = maximum(largest, Float32::load(scores + i));
-    for (int i = 0; i < LANES; i++) top = std::max(top, largest[i]);
-    float shift = top == -INFINITY ? 0.0f : top;  // if all scores are -inf, all weights are 0
-    for (int64_t i = begin; i < end; i += LANES) {
-        Floats weight = vector_exp2((Float32::load(scores + i) - shift) * 1.44269504088896341f);
-        T::store(weights + i, weight);
-        total += weight;
-    }
-    return horizontal_sum(total);
-}
-
 // Scores of `count` queries over a chunk.
 template <class T, class Rows, int count>
 void score_chunk(const AttentionArguments &a, const Query *queries, const typename Rows::Element *keys,
@@ -295,8 +282,7 @@ void attend_chunk(const AttentionArguments &a, const Chunk &chunk, int64_t kv_he
         scale_scores(own, 0, end, a.scale, a.softcap);
         for (int64_t i = 0; i < queries[g].first - chunk.first; i++) own[i] = -INFINITY;
         for (int64_t i = length; i < end; i++) own[i] = -INFINITY;
-        *queries[g].largest = -INFINITY;
-        *queries[g].total = softmax_weights<Weight>(own, weights + g * CHUNK, 0, end, *queries[g].largest);
+        *queries[g].sum = softmax_weights<T>(own, weights + g * CHUNK, 0, end, queries[g].first - chunk.first);
     }
     accumulate_values<T, Rows, count>(a, weights, row_at<const Element>(a.values, kv_head, 0, 0), block_table, chunk.first,
                                    chunk.last, queries, prefetcher);
@@ -316,8 +302,8 @@ void prefetch_chunk(Prefetcher<typename Rows::Element> &prefetcher, const Attent
 // Results over chunks, one for each pair of chunk and sequence, and each head.
 struct PartialResults {
     PartialResults(int64_t parts, int64_t heads, int64_t dim)
-        : largest(parts * heads), total(parts * heads), out(new float[parts * heads * dim]) {}
-    std::vector<float> largest, total;
+        : sums(parts * heads), out(new float[parts * heads * dim]) {}
+    std::vector<SoftmaxSum> sums;
     std::unique_ptr<float[]> out;
 };
 
@@ -334,7 +320,7 @@ void attend_queries(const AttentionArguments &a, const Chunks &chunks, const Chu
             int64_t at = chunks.results[part] * a.heads + head;
             int64_t sequence = chunks.sequences[part];
             queries[i] = {(const typename T::Element *)a.q + sequence * a.q_stride + head * a.key_dim,
-                          first_visible(a, sequence), &results.largest[at], &results.total[at], &results.out[at * a.value_dim]};
+                          first_visible(a, sequence), &results.sums[at], &results.out[at * a.value_dim]};
         }
         auto attend = [&](auto number) {
             attend_chunk<T, Rows, decltype(number)::value>(a, chunk, kv_head, queries, begin ? nullptr : &prefetcher);
@@ -348,36 +334,27 @@ void attend_queries(const AttentionArguments &a, const Chunks &chunks, const Chu
     }
 }
 
-// Turns the largest scores of some chunks into the factors of their partial results. Returns the sum of all weights.
-inline float merge_factors(float *largest, const float *totals, int64_t chunks, int64_t stride, const float *sink) {
-    float top = sink ? *sink : -INFINITY;
-    for (int64_t c = 0; c < chunks; c++) top = std::max(top, largest[c * stride]);
-    float total = sink ? std::exp(*sink - top) : 0.0f;
-    for (int64_t c = 0; c < chunks; c++) {
-        largest[c * stride] = std::exp(largest[c * stride] - top);
-        total += largest[c * stride] * totals[c * stride];
-    }
-    return total;
+// Adds a chunk's weighted values to those of earlier chunks. Products with powers of two are exact: the sums are the same whether
+// the compiler fuses them or not.
+INLINE void add_weighted(float *out, MergeFactors factors, Floats low, Floats high) {
+    Float32::store2(out, Float32::load(out) * factors.earlier + low * factors.chunk,
+                    Float32::load(out + LANES) * factors.earlier + high * factors.chunk);
 }
 
 // Combines the partial results of one head of a sequence.
 template <class T>
-void merge_chunks(const AttentionArguments &a, const Chunks &chunks, int64_t sequence, int64_t head,
-                  PartialResults &results) {
-    int64_t begin = chunks.offsets[sequence], end = chunks.offsets[sequence + 1];
-    float *factors = &results.largest[begin * a.heads + head];
-    float total = merge_factors(factors, &results.total[begin * a.heads + head], end - begin, a.heads,
-                                a.sinks ? a.sinks + head : nullptr);
-    typename T::Element *out = (typename T::Element *)a.out + (sequence * a.heads + head) * a.value_dim;
-    for (int64_t d = 0; d < a.value_dim; d += PAIR) {
-        Floats mixed = broadcast(0.0f), other = broadcast(0.0f);
-        for (int64_t c = begin; c < end; c++) {
-            const float *part = &results.out[(c * a.heads + head) * a.value_dim + d];
-            float factor = factors[(c - begin) * a.heads];
-            mixed += factor * Float32::load(part), other += factor * Float32::load(part + LANES);
-        }
-        T::store_pair(out + d, mixed / total, other / total);
+void merge_chunks(const AttentionArguments &a, const Chunks &chunks, int64_t sequence, int64_t head, const PartialResults &results) {
+    alignas(64) float mixed[MAX_DIM] = {};
+    SoftmaxSum sum = first_sum(a.sinks ? a.sinks + head : nullptr);
+    for (int64_t c = chunks.offsets[sequence]; c < chunks.offsets[sequence + 1]; c++) {
+        int64_t at = c * a.heads + head;
+        MergeFactors factors = merge(sum, results.sums[at]);
+        const float *part = &results.out[at * a.value_dim];
+        for (int64_t d = 0; d < a.value_dim; d += PAIR) add_weighted(mixed + d, factors, Float32::load(part + d), Float32::load(part + d + LANES));
     }
+    typename T::Element *out = (typename T::Element *)a.out + (sequence * a.heads + head) * a.value_dim;
+    for (int64_t d = 0; d < a.value_dim; d += PAIR)
+        T::store_pair(out + d, Float32::load(mixed + d) / sum.total, Float32::load(mixed + d + LANES) / sum.total);
 }
 
 template <class T, class Rows>

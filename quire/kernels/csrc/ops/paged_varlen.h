@@ -44,10 +44,21 @@ struct PagedPrefill {
     uint16_t *out;
     const int32_t *block_table;
     const float *sinks;  // (heads,) or null
-    int64_t tokens, length, heads, kv_heads, q_stride, key_dim, value_dim, block_size, window;
+    int64_t tokens, length, heads, kv_heads, q_stride, out_stride, key_dim, value_dim, block_size, window;
     float scale, softcap;
     const int32_t *visible;  // (tokens, 2) or null
 
+    // The same of one head of keys and values in pages of Element, and of the heads that share it.
+    template <class Element>
+    PagedPrefill of_head(int64_t kv_head) const {
+        PagedPrefill part = *this;
+        part.heads = heads / kv_heads, part.kv_heads = 1;
+        int64_t first = kv_head * part.heads;
+        part.q += first * key_dim, part.out += first * value_dim;
+        part.keys.data = row_at<Element>(keys, kv_head, 0, 0), part.values.data = row_at<Element>(values, kv_head, 0, 0);
+        if (sinks) part.sinks += first;
+        return part;
+    }
     // The first position that a query sees: of those up to its own in its window, and of those that are visible to it.
     int64_t first_of(int64_t row) const {
         int64_t first = window > 0 ? std::max<int64_t>(0, length - tokens + row + 1 - window) : 0;
@@ -207,7 +218,8 @@ struct ScoreRows {
 struct ValueEpilogue {
     float *out;
     int64_t stride;
-    void operator()(int row, Floats low, Floats high) const { Float32::store2(out + row * stride, low, high); }
+    const MergeFactors *factors;  // of each row
+    void operator()(int row, Floats low, Floats high) const { add_weighted(out + row * stride, factors[row], low, high); }
 };
 
 // Up to `most` queries of one head, and the positions of whole panels that they see.
@@ -228,9 +240,10 @@ struct ChunkRange {
     int64_t origin, from, to;
 };
 
-// Where what the queries of a tile find in a chunk goes: largest scores, sums of weights, and weighted values (rows, value_dim).
-struct ChunkResults {
-    float *largest, *totals, *out;
+// What the queries of a tile have found in earlier chunks: sums of weights, and weighted values (rows, value_dim).
+struct TileResults {
+    SoftmaxSum *sums;
+    float *out;
 };
 
 // Hides the scores of a row of a tile that it does not see.
@@ -244,12 +257,12 @@ inline void hide_scores(const PagedPrefill &a, int64_t row, const ChunkRange &ra
 template <class Rows>
 class FloatPanels {
   public:
+    typedef typename Rows::Element Element;  // of pages
     static constexpr int64_t TILE_ROWS = BF16_TILE_ROWS;
 
     // With room for so many positions, whole panels.
     FloatPanels(const PagedPrefill &a, int64_t positions)
-        : positions_(positions), keys_(new uint16_t[a.kv_heads * positions * a.key_dim]),
-          values_(new uint16_t[a.kv_heads * positions * a.value_dim]) {}
+        : positions_(positions), keys_(a.kv_heads * positions * a.key_dim), values_(a.kv_heads * positions * a.value_dim) {}
 
     void pack(const PagedPrefill &a, int64_t kv_head, int64_t panel) {
         pack_keys<Rows>(a, kv_head, panel, keys_of(a, kv_head));
@@ -277,23 +290,24 @@ class FloatPanels {
         }
 
         void attend_chunk(const PagedPrefill &a, const FloatPanels &panels, int64_t kv_head, const RowTile &tile, int64_t index,
-                          const ChunkRange &range, const ChunkResults &results) {
+                          const ChunkRange &range, const TileResults &results) {
             auto [origin, from, to] = range;
             const uint16_t *keys = panels.keys_of(a, kv_head), *values = panels.values_of(a, kv_head);
             score(a, tile, q_of(a, index), keys + origin * a.key_dim, from, to);
+            MergeFactors factors[TILE_ROWS];
             for (int64_t r = 0; r < tile.rows; r++) {
                 float *scores = scores_ + r * CHUNK_STRIDE;
                 if (a.softcap > 0.0f) scale_scores(scores, from, to, 1.0f, a.softcap);
                 hide_scores(a, tile.row + r, range, scores);
-                results.largest[r] = -INFINITY;
-                results.totals[r] = softmax_weights<BFloat16>(scores, weights_ + r * CHUNK_STRIDE, from, to, results.largest[r]);
+                factors[r] = merge(results.sums[r], softmax_weights<BFloat16>(scores, weights_ + r * CHUNK_STRIDE, from, to,
+                                                                              a.first_of(tile.row + r) - origin));
             }
             auto accumulate = panel_matmul_for<ValueEpilogue>(tile.rows);
             for (int64_t d = 0; d < a.value_dim; d += PANEL) {
                 const uint16_t *value = values + d * panels.positions_ + (origin + from) * PANEL;
                 const uint16_t *key = keys + (origin + CHUNK) * a.key_dim + d * CHUNK;  // of the next chunk
                 accumulate(weights_ + from, CHUNK_STRIDE, value, to - from,
-                           {(const char *)(index % 2 ? key : value + CHUNK * PANEL), 2 * LINE}, {results.out + d, a.value_dim});
+                           {(const char *)(index % 2 ? key : value + CHUNK * PANEL), 2 * LINE}, {results.out + d, a.value_dim, factors});
             }
         }
 
@@ -339,105 +353,95 @@ class FloatPanels {
     uint16_t *values_of(const PagedPrefill &a, int64_t kv_head) const { return &values_[kv_head * positions_ * a.value_dim]; }
 
     int64_t positions_;
-    std::unique_ptr<uint16_t[]> keys_, values_;
+    LineArray<uint16_t> keys_, values_;
 };
+
+constexpr int64_t ITEM_TILES = 16;        // at most
+constexpr int64_t ITEMS_OF_A_THREAD = 4;  // at least, if there are so many tiles
 
 // One thread's work on the tiles of an item: heads that share keys and values attend to a chunk of them while it is in the
 // second-level cache. Each chunk has softmax weights of its own, as in paged_decode.
 template <class Panels>
 class TileAttention {
   public:
-    // For up to `tiles` tiles, and contexts of `chunks` chunks.
-    TileAttention(const PagedPrefill &a, int64_t tiles, int64_t chunks)
-        : rows_(tiles * TILE_ROWS), queries_(a, tiles), largest_(new float[chunks * rows_]),
-          totals_(new float[chunks * rows_]), outs_(new float[chunks * rows_ * a.value_dim]) {
-        tiles_.reserve(tiles);
+    explicit TileAttention(const PagedPrefill &a)
+        : queries_(a, ITEM_TILES), sums_(ITEM_TILES * TILE_ROWS), out_(ITEM_TILES * TILE_ROWS * a.value_dim) {
+        tiles_.reserve(ITEM_TILES);
     }
 
     // Tiles [first, last) of a head of keys and values: those of all its heads follow each other.
     void attend(const PagedPrefill &a, int64_t kv_head, int64_t first, int64_t last, const Panels &panels) {
-        int64_t group = a.heads / a.kv_heads;
+        int64_t group = a.heads / a.kv_heads, first_chunk = INT64_MAX, last_chunk = 0;
         tiles_.clear();
-        first_chunk_ = INT64_MAX;
-        int64_t last_chunk = 0;
+        std::fill_n(&out_[0], (last - first) * TILE_ROWS * a.value_dim, 0.0f);
         for (int64_t i = first; i < last; i++) {
             const RowTile &tile = tiles_.emplace_back(a, kv_head * group + i % group, i / group * TILE_ROWS, TILE_ROWS);
             queries_.pack_queries(a, tile, i - first);
-            first_chunk_ = std::min(first_chunk_, tile.first_chunk()), last_chunk = std::max(last_chunk, tile.last_chunk());
+            std::fill_n(&sums_[(i - first) * TILE_ROWS], tile.rows, first_sum(a.sinks ? a.sinks + tile.head : nullptr));
+            first_chunk = std::min(first_chunk, tile.first_chunk()), last_chunk = std::max(last_chunk, tile.last_chunk());
         }
-        for (int64_t chunk = first_chunk_; chunk <= last_chunk; chunk++)
+        for (int64_t chunk = first_chunk; chunk <= last_chunk; chunk++)
             for (int64_t i = 0; i < last - first; i++) attend_chunk(a, panels, kv_head, i, chunk);
-        for (int64_t i = 0; i < last - first; i++) merge_chunks(a, i);
+        for (int64_t i = 0; i < last - first; i++) write_outputs(a, i);
     }
 
   private:
     static constexpr int64_t TILE_ROWS = Panels::TILE_ROWS;
 
-    // Where what is known of a row of a tile after a chunk is.
-    int64_t slot(int64_t index, int64_t chunk) const { return (chunk - first_chunk_) * rows_ + index * TILE_ROWS; }
-
     void attend_chunk(const PagedPrefill &a, const Panels &panels, int64_t kv_head, int64_t index, int64_t chunk) {
         const RowTile &tile = tiles_[index];
         int64_t origin = chunk * CHUNK, from = std::max(tile.begin, origin) - origin, to = std::min(tile.end - origin, CHUNK);
         if (from >= to) return;
-        int64_t at = slot(index, chunk);
         queries_.attend_chunk(a, panels, kv_head, tile, index, {origin, from, to},
-                              {&largest_[at], &totals_[at], &outs_[at * a.value_dim]});
+                              {&sums_[index * TILE_ROWS], &out_[index * TILE_ROWS * a.value_dim]});
     }
 
-    void merge_chunks(const PagedPrefill &a, int64_t index) {
+    void write_outputs(const PagedPrefill &a, int64_t index) {
         const RowTile &tile = tiles_[index];
-        int64_t chunks = tile.last_chunk() - tile.first_chunk() + 1;
         for (int64_t r = 0; r < tile.rows; r++) {
-            int64_t first = slot(index, tile.first_chunk()) + r;
-            float total = merge_factors(&largest_[first], &totals_[first], chunks, rows_, a.sinks ? a.sinks + tile.head : nullptr);
-            for (int64_t d = 0; d < a.value_dim; d += PANEL) {
-                Floats low = broadcast(0.0f), high = broadcast(0.0f);
-                for (int64_t at = first; at < first + chunks * rows_; at += rows_) {
-                    const float *part = &outs_[at * a.value_dim + d];
-                    low += largest_[at] * Float32::load(part), high += largest_[at] * Float32::load(part + LANES);
-                }
-                BFloat16::store2(a.out + ((tile.row + r) * a.heads + tile.head) * a.value_dim + d, low / total, high / total);
-            }
+            float total = sums_[index * TILE_ROWS + r].total;
+            const float *row = &out_[(index * TILE_ROWS + r) * a.value_dim];
+            uint16_t *out = a.out + (tile.row + r) * a.out_stride + tile.head * a.value_dim;
+            for (int64_t d = 0; d < a.value_dim; d += PANEL)
+                BFloat16::store2(out + d, Float32::load(row + d) / total, Float32::load(row + d + LANES) / total);
         }
     }
 
-    int64_t rows_, first_chunk_ = 0;  // rows: room for those of all tiles
     std::vector<RowTile> tiles_;
     typename Panels::Tiles queries_;
-    std::unique_ptr<float[]> largest_, totals_, outs_;  // (chunks, rows), of outs (chunks, rows, value_dim)
+    std::vector<SoftmaxSum> sums_;  // (tiles, rows)
+    LineArray<float> out_;          // (tiles, rows, value_dim)
 };
-
-constexpr int64_t ITEM_TILES = 16;        // at most
-constexpr int64_t ITEM_BYTES = 4 << 20;   // of weighted values of all chunks
-constexpr int64_t ITEMS_OF_A_THREAD = 4;  // at least, if there are so many tiles
 
 // Keys and values of a sequence in panels. Blocks that the next sequence has at the same positions are not packed again.
 template <class Panels>
 class PackedContext {
   public:
     // For sequences of up to `max_positions`. Everything is allocated here, as nothing may throw inside parallel regions.
-    PackedContext(const PagedPrefill &a, int64_t max_positions) : panels_(a, (max_positions + PANEL - 1) / PANEL * PANEL) {
-        int64_t chunks = (max_positions + CHUNK - 1) / CHUNK;
-        int64_t tile_bytes = chunks * Panels::TILE_ROWS * a.value_dim * int64_t(sizeof(float));
-        item_tiles_ = std::clamp<int64_t>(ITEM_BYTES / tile_bytes, 1, ITEM_TILES);
-        threads_.reserve(pool_threads());
-        for (int threads = pool_threads(); threads > 0; threads--) threads_.emplace_back(a, item_tiles_, chunks);
+    PackedContext(const PagedPrefill &a, int64_t max_positions, int threads) : panels_(a, (max_positions + PANEL - 1) / PANEL * PANEL) {
+        threads_.reserve(threads);
+        while (threads-- > 0) threads_.emplace_back(a);
     }
 
     void attend(const PagedPrefill &a) {
         pack(a);
+        const int64_t threads = int64_t(threads_.size());
         int64_t group = a.heads / a.kv_heads, tiles = (a.tokens + Panels::TILE_ROWS - 1) / Panels::TILE_ROWS * group;
-        int64_t size = std::clamp<int64_t>(tiles * a.kv_heads / (ITEMS_OF_A_THREAD * pool_threads()), 1, item_tiles_);
+        int64_t size = std::clamp<int64_t>(tiles * a.kv_heads / (ITEMS_OF_A_THREAD * threads), 1, ITEM_TILES);
         int64_t parts = (tiles + size - 1) / size;
+        auto attend_item = [&](int thread, int64_t item) {
+            int64_t kv_head = item % a.kv_heads, part = parts - 1 - item / a.kv_heads;  // the longest first
+            threads_[thread].attend(a, kv_head, part * size, std::min(tiles, (part + 1) * size), panels_);
+        };
+        if (threads == 1) {
+            for (int64_t item = 0; item < a.kv_heads * parts; item++) attend_item(0, item);
+            return;
+        }
         WorkItems items(a.kv_heads * parts);
-        run_parallel([&](int thread) {
-            items.for_each([&](int64_t item, int64_t) {
-                int64_t kv_head = item % a.kv_heads, part = parts - 1 - item / a.kv_heads;  // the longest first
-                threads_[thread].attend(a, kv_head, part * size, std::min(tiles, (part + 1) * size), panels_);
-            });
-        });
+        run_parallel([&](int thread) { items.for_each([&](int64_t item, int64_t) { attend_item(thread, item); }); });
     }
+    // Forgets what is packed: that of another head follows.
+    void clear() { length_ = 0; }
 
   private:
     void pack(const PagedPrefill &a) {
@@ -446,7 +450,7 @@ class PackedContext {
         for (int64_t row = 1; a.visible && row < a.tokens; row++) first = std::min(first, a.first_of(row));
         first /= PANEL;
         int64_t begin = first_ <= first ? std::max(first, shared_panels(a)) : first;
-        parallel_for(a.kv_heads * (panels - begin), true, [&](int64_t at) {
+        parallel_for(a.kv_heads * (panels - begin), threads_.size() > 1, [&](int64_t at) {
             panels_.pack(a, at / (panels - begin), begin + at % (panels - begin));
         });
         block_table_ = a.block_table, length_ = a.length, first_ = first;
@@ -459,7 +463,6 @@ class PackedContext {
     }
 
     Panels panels_;
-    int64_t item_tiles_;
     std::vector<TileAttention<Panels>> threads_;
     const int32_t *block_table_ = nullptr;  // of the packed sequence
     int64_t length_ = 0, first_ = 0;        // its positions and its first packed panel
@@ -471,17 +474,35 @@ class PackedContext {
 typedef FloatPanels<Int8Rows<BFloat16>> Int8Panels;
 #endif
 
-// Spans [begin, end), which begin at row `begin` of the queries, one after the other on all threads.
+// Spans [begin, end), which begin at row `begin` of the queries. Where each thread has several heads of keys and values, it
+// packs them one after the other: what it packed is still in its caches when it reads it. Else all threads share each span.
 template <class Panels>
 void prefill_spans(const AttentionArguments &a, const int64_t *tokens, const int32_t *visible, int64_t begin, int64_t end) {
     auto span = [&](int64_t i, int64_t row) -> PagedPrefill {
         return {(const uint16_t *)a.q + row * a.q_stride, a.keys, a.values,
                 (uint16_t *)a.out + row * a.heads * a.value_dim, a.block_tables + i * a.table_stride, a.sinks, tokens[i],
-                a.seq_lens[i], a.heads, a.kv_heads, a.q_stride, a.key_dim, a.value_dim, a.block_size, a.window, a.scale,
+                a.seq_lens[i], a.heads, a.kv_heads, a.q_stride, a.heads * a.value_dim, a.key_dim, a.value_dim, a.block_size, a.window, a.scale,
                 a.softcap, visible ? visible + 2 * row : nullptr};
     };
-    PackedContext<Panels> context(span(begin, begin), *std::max_element(a.seq_lens + begin, a.seq_lens + end));
-    for (int64_t i = begin, row = begin; i < end; row += tokens[i++]) context.attend(span(i, row));
+    const int64_t longest = *std::max_element(a.seq_lens + begin, a.seq_lens + end);
+    const int threads = pool_threads();
+    if (a.kv_heads % threads != 0 || a.kv_heads == threads) {
+        PackedContext<Panels> context(span(begin, begin), longest, threads);
+        for (int64_t i = begin, row = begin; i < end; row += tokens[i++]) context.attend(span(i, row));
+        return;
+    }
+    typedef typename Panels::Element Element;
+    std::vector<PackedContext<Panels>> contexts;
+    contexts.reserve(threads);
+    while (int(contexts.size()) < threads) contexts.emplace_back(span(begin, begin).template of_head<Element>(0), longest, 1);
+    WorkItems heads(a.kv_heads);
+    run_parallel([&](int thread) {
+        heads.for_each([&](int64_t kv_head, int64_t) {
+            contexts[thread].clear();
+            for (int64_t i = begin, row = begin; i < end; row += tokens[i++])
+                contexts[thread].attend(span(i, row).template of_head<Element>(kv_head));
+        });
+    });
 }
 
 inline void PagedVarlen::run() const {

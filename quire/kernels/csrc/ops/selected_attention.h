@@ -281,10 +281,10 @@ void attend_in_panels(const AttendSelected &a) {
     std::vector<int32_t> rows[2] = {std::vector<int32_t>(a.top_k), std::vector<int32_t>(a.top_k)}, visible(2 * a.heads, 0);
     auto heads_of = [&](int64_t token, const int32_t *table, int64_t count) -> PagedPrefill {
         return {(const uint16_t *)a.q + token * a.q_stride, a.rows_from(a.keys), a.rows_from(a.values),
-                (uint16_t *)a.out + token * a.heads * a.value_dim, table, nullptr, a.heads, count, 1, 1, a.key_dim, a.key_dim,
-                a.value_dim, 1, 0, a.scale, 0.0f, visible.data()};
+                (uint16_t *)a.out + token * a.heads * a.value_dim, table, nullptr, a.heads, count, 1, 1, a.key_dim, a.value_dim,
+                a.key_dim, a.value_dim, 1, 0, a.scale, 0.0f, visible.data()};
     };
-    PackedContext<Panels> context(heads_of(0, rows[0].data(), 0), a.top_k);
+    PackedContext<Panels> context(heads_of(0, rows[0].data(), 0), a.top_k, pool_threads());
     for (int64_t token = 0; token < a.sequences; token++) {
         std::vector<int32_t> &table = rows[token % 2];  // those of the token before say which panels are packed already
         int64_t count = a.rows_of(token, table.data());

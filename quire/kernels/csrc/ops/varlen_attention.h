@@ -55,7 +55,6 @@ REGISTER_OP(VarlenAttention);
 constexpr int64_t KEYS = 144;               // at most, that are packed at a time: their scores fit into the first-level cache
 constexpr int64_t QUERIES = 16 * PANEL;     // about as many share packed keys
 constexpr float LOWEST = -1e30f;            // finite, so that differences to -inf are -inf
-constexpr float LOG2_E = 1.44269504088896341f;
 
 inline int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 // The size of `count` in as few equal parts of at most `limit` as there can be, rounded up to a multiple of `unit`.
