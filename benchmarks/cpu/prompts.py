@@ -1,8 +1,9 @@
-"""Processor time of a long prompt's tokens by their position, and the states of a sequence.
+"""Processor time of a prompt's tokens by its length, and the states of a sequence.
 
 The engine core runs without server and tokenizer. Steps have the token budget of a server, 512. Processor time, rather
-than seconds, so that other processes change it less. What grows with the position is attention; everything else of a
-hybrid costs the same for each token. Before that, short prompts, replayed and without replays in turns.
+than seconds, so that other processes change it less. What grows with the length is attention; everything else of a
+hybrid costs the same for each token. Prompts of all lengths take turns, short ones more often, so that each number is
+of at least 16,384 tokens. Before that, much shorter prompts, replayed and without replays in turns.
 
 python -m benchmarks.cpu.prompts MODEL --quantization int8 --length 32768 --out benchmarks/results/FILE.json
 """
@@ -24,9 +25,10 @@ from quire.engine.client.protocol import Abort, AddRequest
 from quire.engine.client.sampling_params import SamplingParams
 from quire.kernels import native
 
-WINDOW = 1024  # tokens before a position whose time is reported
+WINDOW = 1024  # last tokens of a prompt whose time is reported
 SHORT, SHORT_RUNS = (17, 33), 12  # tokens of short prompts
-POSITIONS = (1024, 2048, 4096, 8192, 16384, 32768)
+LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
+ROUNDS, ROUND_TOKENS = 2, 8192  # tokens of prompts of a length in a round, at least
 
 
 def measure(steps: SteppedCore, length: int) -> tuple[list[float], list[float]]:
@@ -64,7 +66,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--quantization", default="none", choices=("none", "int8", "int4"))
     parser.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "int8"))
-    parser.add_argument("--length", type=int, default=POSITIONS[-1])
+    parser.add_argument("--length", type=int, default=LENGTHS[-1])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     steps = SteppedCore(options.model, options.quantization, 2, options.length, options.kv_cache_dtype)
@@ -72,22 +74,28 @@ def main() -> None:
         measure(steps, WINDOW // 2)
     short = [replays(steps, length) for length in SHORT]
     print(short)
-    seconds, processor = measure(steps, options.length)
-    budget = options.length // len(seconds)
+    lengths = [length for length in LENGTHS if length <= options.length]
+    samples: list[list[tuple[float, float, float]]] = [[] for _ in lengths]
+    for _ in range(ROUNDS):
+        for length, measured in zip(lengths, samples, strict=True):
+            for _ in range(max(1, ROUND_TOKENS // length)):
+                seconds, processor = measure(steps, length)
+                budget = length // len(seconds)
+                last = sum(processor[-WINDOW // budget :]) / WINDOW
+                measured.append((sum(processor) / length, last, length / sum(seconds)))
     rows = []
-    for position in POSITIONS:
-        if position <= options.length:
-            last = slice((position - WINDOW) // budget, position // budget)
-            so_far = slice(0, position // budget)
-            rows.append(
-                {
-                    "position": position,
-                    "cpu_ms_per_token": round(1e3 * median(processor[last]) / budget, 3),
-                    "cpu_ms_per_token_so_far": round(1e3 * sum(processor[so_far]) / position, 3),
-                    "tokens_per_s_so_far": round(position / sum(seconds[so_far]), 1),
-                }
-            )
-            print(rows[-1])
+    for length, measured in zip(lengths, samples, strict=True):
+        per_token, last, speed = (median(values) for values in zip(*measured, strict=True))
+        rows.append(
+            {
+                "tokens": length,
+                "prompts": len(measured),
+                "cpu_ms_per_token": round(1e3 * per_token, 3),
+                "cpu_ms_per_last_token": round(1e3 * last, 3),
+                "tokens_per_s": round(speed, 1),
+            }
+        )
+        print(rows[-1])
     cache = steps.core.executor.cache
     slots = None if cache is None else cache.states
     report = {
@@ -102,7 +110,7 @@ def main() -> None:
         "cache_bytes_of_a_token": 0
         if cache is None or slots is None
         else round((steps.info.cache_bytes - slots.memory.numel()) / (steps.info.num_blocks * steps.info.block_size)),
-        "growth": round(rows[-1]["cpu_ms_per_token_so_far"] / rows[0]["cpu_ms_per_token_so_far"], 2),
+        "growth": round(rows[-1]["cpu_ms_per_token"] / rows[0]["cpu_ms_per_token"], 2),
         "short": short,
         "rows": rows,
     }
