@@ -81,4 +81,5 @@ def test_gated_rms_norm(device: torch.device, dtype: torch.dtype, gate_first: bo
     weight = torch.randn(72, device=device).to(dtype)
     out = gated_rms_norm.gated_rms_norm(x, gate, weight, 24, 1e-5, gate_first=gate_first)
     expected = gated_rms_norm.reference(x, gate, weight, 24, 1e-5, gate_first=gate_first)
-    torch.testing.assert_close(out, expected, atol=1e-5 if dtype == torch.float32 else 3e-2, rtol=1e-2)
+    atol, rtol = (1e-5, 1e-2) if dtype == torch.float32 else (3e-2, 2e-2)  # what is rounded twice differs by 1/64
+    torch.testing.assert_close(out, expected, atol=atol, rtol=rtol)
