@@ -72,6 +72,15 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
     assert (actual.float() - expected).abs().max() < TOLERANCE * expected.abs().max()
 
 
+def checked_span(pages: Pages, q: Tensor, length: int, params: AttentionParams) -> Tensor:
+    """Return attention of a span: close to the reference, and tokens have the same bits alone."""
+    span = pages.prefill(q, length, params)
+    with native.disabled():
+        assert_close(span, pages.prefill(q.float(), length, params))
+    assert torch.equal(pages.decode(q, torch.arange(length - len(q), length) + 1, params), span)
+    return span
+
+
 @compiled
 @pytest.mark.parametrize(("dim", "value_dim"), SIZES)
 @pytest.mark.parametrize("name", PARAMS)
@@ -98,12 +107,7 @@ def test_spans(dim: int, value_dim: int, name: str, length: int) -> None:
     pages, params = Pages(length, dim, value_dim), replace(PARAMS[name], scale=dim**-0.5)
     count = length - 20
     q = queries(count, dim)
-    span = pages.prefill(q, length, params)
-    with native.disabled():
-        expected = pages.prefill(q.float(), length, params)
-    assert_close(span, expected)
-    lengths = torch.arange(length - count, length) + 1
-    assert torch.equal(pages.decode(q, lengths, params), span)
+    span = checked_span(pages, q, length, params)
     for rows in (2, 5, 11):
         part = pages.prefill(q[:rows], length - count + rows, params)
         assert torch.equal(part, span[:rows])
@@ -118,12 +122,7 @@ def test_queries_whose_parts_differ_in_size(dim: int, name: str) -> None:
     sizes = [2.0**-exponent for exponent in (0, 3, 7, 20, 8, 1, 5, 12, 2, 4, 6, 9, 0, 10, 15, 3)][: dim // 16]
     q *= torch.tensor(sizes).bfloat16().repeat_interleave(16)
     q[::3] = q[::3].flip(-1)
-    params = replace(PARAMS[name], scale=0.5)
-    span = pages.prefill(q, 300, params)
-    with native.disabled():
-        expected = pages.prefill(q.float(), 300, params)
-    assert_close(span, expected)
-    assert torch.equal(pages.decode(q, torch.arange(260, 300) + 1, params), span)
+    checked_span(pages, q, 300, replace(PARAMS[name], scale=0.5))
 
 
 @compiled
@@ -134,11 +133,7 @@ def test_chunks_whose_first_score_is_far_from_others(name: str, first: float) ->
     pages, q = Pages(600, 64, 64), queries(40, 64).abs()
     starts = torch.tensor([0, 256, 512])
     pages.write(starts, torch.full((3, 2, 64), first), torch.randn(3, 2, 64))
-    span = pages.prefill(q, 600, PARAMS[name])
-    with native.disabled():
-        expected = pages.prefill(q.float(), 600, PARAMS[name])
-    assert_close(span, expected)
-    assert torch.equal(pages.decode(q, torch.arange(560, 600) + 1, PARAMS[name]), span)
+    checked_span(pages, q, 600, PARAMS[name])
 
 
 @compiled
@@ -146,12 +141,7 @@ def test_chunks_whose_first_score_is_far_from_others(name: str, first: float) ->
 def test_latent_values(name: str) -> None:
     """Values are the first elements of keys, as in models with latent attention."""
     pages, params = Pages(300, 576, 512, latent=True), replace(PARAMS[name], scale=576**-0.5)
-    q = queries(280, 576)
-    span = pages.prefill(q, 300, params)
-    with native.disabled():
-        expected = pages.prefill(q.float(), 300, params)
-    assert_close(span, expected)
-    assert torch.equal(pages.decode(q, torch.arange(20, 300) + 1, params), span)
+    checked_span(pages, queries(280, 576), 300, params)
 
 
 @compiled

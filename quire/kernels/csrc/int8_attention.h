@@ -46,20 +46,12 @@ struct QuantizedQuery {
     float scale;                             // times that of all scores
 };
 
-// The largest magnitude of 16 elements; NaN or infinite if one is.
-inline float largest_magnitude(Floats x) {
-    __m512i bits = _mm512_and_epi32((__m512i)x, _mm512_set1_epi32(0x7fffffff));  // in the order of numbers, before infinity and NaN
-    uint32_t largest = _mm512_reduce_max_epu32(bits);
-    float magnitude;
-    std::memcpy(&magnitude, &largest, sizeof magnitude);
-    return magnitude;
-}
-
 // Quantizes a query of bfloat16. scale: that of all scores.
 inline void quantize_query(const uint16_t *q, int64_t dim, float scale, QuantizedQuery &query) {
     float magnitudes[MAX_DIM / QUERY_PART], largest = 0.0f;
     for (int64_t i = 0; i < dim / QUERY_PART; i++) {
-        magnitudes[i] = largest_magnitude(BFloat16::load(q + i * QUERY_PART));
+        Floats elements = BFloat16::load(q + i * QUERY_PART);
+        magnitudes[i] = largest_magnitude(elements, elements);
         if (magnitudes[i] > largest || std::isnan(magnitudes[i])) largest = magnitudes[i];  // NaN stays
     }
     const bool rounds = largest > 1e-32f && std::isfinite(largest);  // below, the inverse of the smallest step may be infinite
@@ -72,10 +64,8 @@ inline void quantize_query(const uint16_t *q, int64_t dim, float scale, Quantize
         int32_t shift = 0;
         while (shift < MAX_SHIFT && magnitudes[i] > step * float(127 << shift)) shift++;
         Floats elements = BFloat16::load(q + i * QUERY_PART) * (1.0f / (step * float(1 << shift)));
-        __m512i codes = _mm512_cvtps_epi32((__m512)elements);
-        _mm_storeu_si128((__m128i *)(query.codes + i * QUERY_PART), _mm512_cvtsepi32_epi8(codes));
         query.shifts[i] = shift;
-        query.biases[i * QUERY_PART / INT8_GROUP] -= 128 * _mm512_reduce_add_epi32(codes) << shift;
+        query.biases[i * QUERY_PART / INT8_GROUP] -= 128 * round_to_bytes(elements, query.codes + i * QUERY_PART) << shift;
     }
 }
 
@@ -126,15 +116,15 @@ inline float largest_score(const float *scores, const VisiblePositions &position
 }
 
 // Products of softmax weights and scales of values, 0 where a query sees nothing: scales may be anything there.
-class WeightedScales {
+class WeightProducts {
   public:
-    WeightedScales(const VisiblePositions &positions, const float *scales, float *products)
-        : scales_(scales), products_(products), largest_(_mm512_setzero_si512()) {
+    WeightProducts(const VisiblePositions &positions, const float *value_scales, float *products)
+        : value_scales_(value_scales), products_(products), largest_(_mm512_setzero_si512()) {
         positions.for_each_hidden([&](int64_t i) { Float32::store(products + i, broadcast(0.0f)); });
     }
     template <class Lanes>
     INLINE void add(int64_t i, Floats weights, Lanes lanes) {
-        Floats product = in_lanes(lanes, weights * Float32::load(scales_ + i), 0.0f);
+        Floats product = in_lanes(lanes, weights * Float32::load(value_scales_ + i), 0.0f);
         Float32::store(products_ + i, product);
         largest_ = _mm512_max_epu32(largest_, (__m512i)product);
     }
@@ -146,7 +136,7 @@ class WeightedScales {
     }
 
   private:
-    const float *scales_;
+    const float *value_scales_;
     float *products_;
     __m512i largest_;  // as integers products have the order of numbers, before infinity and NaN
 };
@@ -154,40 +144,40 @@ class WeightedScales {
 // Softmax weights of scores and their products with scales of values.
 struct WeighedScores {
     SoftmaxSum sum;
-    float largest;  // product
+    float largest_product;
 };
 
-// scale: that of scores. Weights are written only if `keep`.
+// score_scale: what scores are still to be multiplied with. Weights are written only if `keep`.
 template <bool keep>
-INLINE WeighedScores weigh_with_exponent(const float *scores, float scale, const float *scales, float *weights, float *products,
-                                         const VisiblePositions &positions, float exponent) {
-    WeightedScales weighted(positions, scales, products);
-    Floats factor = broadcast(scale * LOG2_E), shift = broadcast(-shift_of(exponent)), total = broadcast(0.0f);
+INLINE WeighedScores weigh_with_exponent(const float *scores, float score_scale, const float *value_scales, float *weights,
+                                         float *products, const VisiblePositions &positions, float exponent) {
+    WeightProducts weight_products(positions, value_scales, products);
+    Floats factor = broadcast(score_scale * LOG2_E), shift = broadcast(-shift_of(exponent)), total = broadcast(0.0f);
     positions.for_each([&](int64_t i, auto lanes) {
         Floats weight = in_lanes(lanes, rough_exp2(fused(Float32::load(scores + i), factor, shift)), 0.0f);
         total += weight;
         if constexpr (keep) Float32::store(weights + i, weight);
-        weighted.add(i, weight, lanes);
+        weight_products.add(i, weight, lanes);
     });
-    return {{exponent, horizontal_sum(total)}, weighted.largest()};
+    return {{exponent, horizontal_sum(total)}, weight_products.largest()};
 }
 
 // The same with an exponent as softmax_weights has.
 template <bool keep>
-INLINE WeighedScores weigh_scores(const float *scores, float scale, const float *scales, float *weights, float *products,
-                                  const VisiblePositions &positions) {
+INLINE WeighedScores weigh_scores(const float *scores, float score_scale, const float *value_scales, float *weights,
+                                  float *products, const VisiblePositions &positions) {
     float score = positions.first < positions.past ? scores[positions.first] : -INFINITY;
-    auto weighed = weigh_with_exponent<keep>(scores, scale, scales, weights, products, positions, exponent_of(score * scale));
+    auto weighed = weigh_with_exponent<keep>(scores, score_scale, value_scales, weights, products, positions, exponent_of(score * score_scale));
     if (is_fit(weighed.sum.total)) return weighed;
-    float exponent = exponent_of(largest_score(scores, positions) * scale);
-    return weigh_with_exponent<keep>(scores, scale, scales, weights, products, positions, exponent);
+    float exponent = exponent_of(largest_score(scores, positions) * score_scale);
+    return weigh_with_exponent<keep>(scores, score_scale, value_scales, weights, products, positions, exponent);
 }
 
 // Multiplies softmax weights with scales. Returns the largest product.
-inline float multiply_weights(const float *weights, const float *scales, float *products, const VisiblePositions &positions) {
-    WeightedScales weighted(positions, scales, products);
-    positions.for_each([&](int64_t i, auto lanes) { weighted.add(i, Float32::load(weights + i), lanes); });
-    return weighted.largest();
+inline float multiply_weights(const float *weights, const float *value_scales, float *products, const VisiblePositions &positions) {
+    WeightProducts weight_products(positions, value_scales, products);
+    positions.for_each([&](int64_t i, auto lanes) { weight_products.add(i, Float32::load(weights + i), lanes); });
+    return weight_products.largest();
 }
 
 constexpr int64_t CODES = 32;            // that are written together

@@ -105,7 +105,7 @@ void attend_int8_chunk(const AttentionArguments &a, const Chunk &chunk, int64_t 
         float scale = quantized[g].scale;
         if (a.softcap > 0.0f) scale_scores(scores[g], 0, end, scale, a.softcap), scale = 1.0f;
         auto weighed = weigh_scores<true>(scores[g], scale, scales, weights[g], products[g], visible(g));
-        *queries[g].sum = weighed.sum, largest[g] = weighed.largest;
+        *queries[g].sum = weighed.sum, largest[g] = weighed.largest_product;
     }
     for (int64_t at = 0; at < a.value_dim; at += INT8_GROUP) {
         alignas(64) uint8_t codes[count][CHUNK];

@@ -174,7 +174,7 @@ class Int8Panels {
                 float scale = query_scales_[index * TILE_ROWS + r];
                 if (a.softcap > 0.0f) scale_scores(scores_ + at, range.from, range.to, scale, a.softcap), scale = 1.0f;
                 auto weighed = weigh_scores<keep>(scores_ + at, scale, scales, weights_ + at, products_ + at, visible(a, tile.row + r, range, all));
-                factors[r] = merge(sums[r], weighed.sum), largest[r] = weighed.largest;
+                factors[r] = merge(sums[r], weighed.sum), largest[r] = weighed.largest_product;
             }
             quantize<rows>(largest, range);
         }

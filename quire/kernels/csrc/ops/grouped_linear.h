@@ -62,50 +62,6 @@ struct InputRow {
     int64_t rows;       // of the tile: how far its words and sums are apart
 };
 
-// The largest magnitude of 32 floats; NaN or infinite if one is.
-INLINE float largest_magnitude(Floats a, Floats b) {
-    Ints first = (Ints)a & 0x7fffffff, second = (Ints)b & 0x7fffffff;  // as integers they have the order of magnitudes
-#if defined(HAVE_AVX512)
-    int32_t bits = _mm512_reduce_max_epi32(_mm512_max_epi32((__m512i)first, (__m512i)second));
-#elif defined(HAVE_AVX2)
-    __m256i wide = _mm256_max_epi32(_mm256_max_epi32((__m256i)first.low, (__m256i)first.high),
-                                    _mm256_max_epi32((__m256i)second.low, (__m256i)second.high));
-    __m128i most = _mm_max_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
-    most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0x4e));
-    int32_t bits = _mm_cvtsi128_si32(_mm_max_epi32(most, _mm_shuffle_epi32(most, 0xb1)));
-#else
-    first = first > second ? first : second;
-    int32_t bits = 0;
-    for (int i = 0; i < LANES; i++) bits = std::max(bits, first[i]);
-#endif
-    float out;
-    std::memcpy(&out, &bits, sizeof out);
-    return out;
-}
-
-// Rounds 16 floats of magnitudes up to 127. Returns the sum of the integers.
-INLINE int32_t round_to_bytes(Floats x, int8_t *out) {
-#if defined(HAVE_AVX512)
-    __m512i integers = _mm512_cvtps_epi32((__m512)x);
-    _mm_storeu_si128((__m128i *)out, _mm512_cvtepi32_epi8(integers));
-    return _mm512_reduce_add_epi32(integers);
-#else
-    Ints integers = truncate(x + 128.5f) - 128;  // positive: truncation rounds
-    Bytes bytes = lowest_bytes(integers);
-    std::memcpy(out, &bytes, sizeof bytes);
-#if defined(HAVE_AVX2)
-    __m256i both = (__m256i)(integers.low + integers.high);
-    __m128i sums = _mm_add_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
-    sums = _mm_add_epi32(sums, _mm_shuffle_epi32(sums, 0x4e));
-    return _mm_cvtsi128_si32(_mm_add_epi32(sums, _mm_shuffle_epi32(sums, 0xb1)));
-#else
-    int32_t sum = 0;
-    for (int i = 0; i < LANES; i++) sum += integers[i];
-    return sum;
-#endif
-#endif
-}
-
 // Quantizes 32 inputs to `codes`, and sums the integers of each 16. Returns the scale: NaN if an input is not finite.
 INLINE float quantize_block(Floats a, Floats b, int8_t *codes, int32_t *sums) {
     float largest = largest_magnitude(a, b);

@@ -344,7 +344,8 @@ INLINE void add_weighted(float *out, MergeFactors factors, Floats low, Floats hi
 // Combines the partial results of one head of a sequence.
 template <class T>
 void merge_chunks(const AttentionArguments &a, const Chunks &chunks, int64_t sequence, int64_t head, const PartialResults &results) {
-    alignas(64) float mixed[MAX_DIM] = {};
+    alignas(64) float mixed[MAX_DIM];
+    std::fill_n(mixed, a.value_dim, 0.0f);
     SoftmaxSum sum = first_sum(a.sinks ? a.sinks + head : nullptr);
     for (int64_t c = chunks.offsets[sequence]; c < chunks.offsets[sequence + 1]; c++) {
         int64_t at = c * a.heads + head;
