@@ -12,7 +12,7 @@ helps, and requests are streamed:
 - prompts: 1,024 tokens and one token out, twice (`--long-prompts`); prompt tokens per second.
 
 Bandwidth is that of reading memory larger than caches with as many threads as cores, before and after each load: the
-median of reads for half a second, as tokens too are counted over slow and fast moments of a shared machine. A ratio
+median of reads for a second, as tokens too are counted over slow and fast moments of a shared machine. A ratio
 is the first server's rate over the best other one's in the same round, the median of all rounds. A floor share is the
 time of reading the file's matrices once, over that of a token. Loads beside other busy processes are ignored.
 """
@@ -34,11 +34,10 @@ from typing import Any
 
 import aiohttp
 import httpx
-import torch
 from gguf import GGUFReader
 from safetensors import safe_open
 
-from benchmarks.cpu.limits import READ_BYTES, timed
+from benchmarks.cpu.limits import READ_BYTES, MemoryRead, timed
 from benchmarks.processes import Server, busy_seconds, session_seconds
 
 TOKENS = range(1000, 15000)  # that prompts are made of: usual ones in all vocabularies
@@ -106,8 +105,7 @@ class Client:
 
 def bandwidth() -> float:
     """Return bytes per second of reading memory, in the median."""
-    memory = torch.ones(READ_BYTES // 8, dtype=torch.int64)
-    return READ_BYTES / timed(memory.max, READS)[1]
+    return READ_BYTES / timed(MemoryRead(), READS)[1]
 
 
 def token_bytes(model: Path) -> int:

@@ -2,7 +2,7 @@
 
 The core runs without server and tokenizer. All are measured in turns, in one process and with the same threads:
 
-- read: all packed weights, each once, as fast as torch reads memory,
+- read: as many bytes as all packed weights have, in order,
 - products: those of one row with each weight, in the order of loading, as in a step but without what lies between,
 - kernels: all kernels of a step,
 - step: a whole step, the mean of those that the core runs before it schedules again.
@@ -26,6 +26,7 @@ from unittest import mock
 import numpy as np
 import torch
 
+from benchmarks.cpu.limits import MemoryRead
 from benchmarks.cpu.steps import RecordingChannel, decode_seconds
 from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.build.core_config import CoreConfig
@@ -108,13 +109,13 @@ def measured(core: EngineCore, channel: RecordingChannel, rounds: int) -> dict[s
     weights = packed_weights()
     size = sum(weight.nbytes for weight in weights)
     memory, products, steps = (
-        torch.ones(size // 8, dtype=torch.int64),
+        MemoryRead(size),
         captured_products(weights),
         StepTimes(core, channel),
     )
     seconds: dict[str, list[float]] = {"read": [], "products": [], "step": [], "kernels": steps.kernels}
     for _ in range(rounds):
-        seconds["read"].append(seconds_of(memory.max))
+        seconds["read"].append(seconds_of(memory))
         seconds["products"].append(seconds_of(products))
         seconds["step"].append(steps.take())
     quartiles = {name: quantiles(values, n=4)[0] for name, values in seconds.items()}

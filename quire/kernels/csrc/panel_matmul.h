@@ -16,6 +16,7 @@ constexpr int64_t MAX_ROWS = 12;  // whose sums for two vectors do
 constexpr int64_t FEW_ROWS = 4;                 // for which bfloat16 weights are read in order; see Tiling
 constexpr int64_t L2_WEIGHT_BYTES = 768 << 10;  // weights that stay in a core's second-level cache
 constexpr int64_t READ_AHEAD = 128 << 10;       // bytes of the following weight that a thread prefetches while it waits
+constexpr int64_t FETCH_DISTANCE = 64 << 10;    // bytes at most that a thread prefetches ahead of what it reads in order
 constexpr int64_t SMALL_BATCH = 64;             // rows up to which reading the weights dominates
 constexpr int64_t ITEMS_PER_THREAD = 48;        // of work, so that all threads end at about the same time
 constexpr int64_t CHUNK_TILES = 8;              // of rows, that a chunk has at least
@@ -35,9 +36,9 @@ inline int64_t panels_per_item(int64_t panels, int64_t limit) {
 // several chunks of rows: with three items for each thread, one that the system delays would let the others wait long.
 // Threads work on the chunks of a group side by side, so that each of them reads the group once.
 //
-// With few rows, memory sets the pace, and the processor fetches ahead by itself of what is read in order: faster than by
-// instructions, of which a core has only some under way. A thread has a range of neighbouring panels then, and while it
-// waits for others it prefetches the beginning of the range that it will have of the following weight.
+// With few rows, memory sets the pace, and the processor fetches ahead by itself of what is read in order: those of AMD
+// faster than by instructions, those of Intel faster with them. A thread has a range of neighbouring panels then, and while
+// it waits for others it prefetches the beginning of the range that it will have of the following weight.
 class Tiling {
   public:
     // few_rows: number of rows up to which panels are read in order, at most max_rows.
@@ -59,8 +60,10 @@ class Tiling {
     template <class Rows, class Body>
     void for_each(int thread, Rows x_at, Body body) {
         if (reads_in_order_) {
+            int64_t distance = gains_by_prefetches() ? std::min(weight_.panel_bytes, FETCH_DISTANCE) : 0;
             ranges_.for_each(thread, [&](int64_t panel, bool last) {
-                body(0, rows_, panel, PrefetchStream{last ? following_range(thread) : nullptr, 2 * LINE});
+                const char *ahead = distance ? panel_at(panel) + distance : nullptr;
+                body(0, rows_, panel, PrefetchStream{last ? following_range(thread) : ahead, 2 * LINE});
             });
             // What the last panel has not: memory would stand still while one thread does what comes between.
             if (const char *range = following_range(thread))

@@ -5,6 +5,17 @@ constexpr int LINE = 64;  // bytes of a cache line
 constexpr int64_t L1_BYTES = 32 << 10;  // of a core's first-level cache, about
 constexpr int64_t SERIAL = 16384;  // elements below which other threads cost more than they save
 
+// Whether products that read memory in order are faster if they prefetch it by instruction. A core of Intel (Emerald Rapids)
+// reads 10 GB/s beside products of 4 bits, and 15 of the 16 that it can with prefetches; one of AMD (Zen 4) 33 instead of 24
+// without them.
+inline bool gains_by_prefetches() {
+#if defined(__x86_64__)
+    return __builtin_cpu_is("intel");
+#else
+    return false;
+#endif
+}
+
 // Memory that is prefetched to the second-level cache while other work is done, `step` bytes at a time. Each call
 // prefetches two lines even if the step is one: a second prefetch of a line costs nothing that can be measured.
 struct PrefetchStream {

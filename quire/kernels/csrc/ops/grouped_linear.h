@@ -272,7 +272,8 @@ INLINE Floats load_scale(const ScaleRows &scales, int64_t group, int half) {
 }
 
 // Reads what lies before a panel's codes at once: scales that were read between codes would end the order in which memory is
-// read, and with it what the processor fetches ahead. Decoding them for several rows does the same.
+// read, and with it what the processor fetches ahead. Decoding them for several rows does the same. Where panels are
+// prefetched by instruction, nothing would be prefetched meanwhile.
 INLINE void read_lines(const uint8_t *from, const uint8_t *to) {
     for (; from < to; from += LINE) {
         uint32_t word;
@@ -335,7 +336,7 @@ void grouped_matmul(const GroupedWeight &w, const int32_t *words, const float *s
     TileSums<rows> totals;
 #pragma GCC unroll 12
     for (int row = 0; row < rows; row++) totals.values[row][0] = totals.values[row][1] = broadcast(0.0f);
-    if (rows == 1) read_lines(panel.scales.at, panel.codes);
+    if (rows == 1 && !gains_by_prefetches()) read_lines(panel.scales.at, panel.codes);
     for (int first = 0; first < 2 && w.minimums; first += Products::vectors)
         add_minimums<halves, coded, rows, Products::vectors>(w, panel.minimums, sums, first, prefetch, totals);
     Ints table{};
