@@ -11,6 +11,9 @@
 namespace avx512bf16 {
 extern const OpTable ops;
 }
+namespace avx512vnni {
+extern const OpTable ops;
+}
 namespace avx512 {
 extern const OpTable ops;
 }
@@ -32,8 +35,13 @@ void choose_instructions() {
     __builtin_cpu_init();
     bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    if (avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")) {
+    bool dots = avx512 && __builtin_cpu_supports("avx512vnni");
+    if (dots && __builtin_cpu_supports("avx512bf16")) {
         ops = &avx512bf16::ops, instructions = "avx512bf16";
+        return;
+    }
+    if (dots) {
+        ops = &avx512vnni::ops, instructions = "avx512vnni";
         return;
     }
     if (avx512) {

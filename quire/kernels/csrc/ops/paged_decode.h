@@ -123,7 +123,7 @@ void accumulate_part(const AttentionArguments &a, const float *weights, const ty
         for (int i = 0; i < 2 * width; i++) Float32::store(queries[g].out + at + i * LANES, total[g][i]);
 }
 
-#if defined(HAVE_BF16_DOT)
+#if defined(HAVE_INT8_DOT)
 // The words of four rows, four at a time: x[i] has the words 4i to 4i + 3 of each row.
 inline void interleave_words(Words *x) {
     __m512i a = (__m512i)x[0], b = (__m512i)x[1], c = (__m512i)x[2], d = (__m512i)x[3];
@@ -132,7 +132,9 @@ inline void interleave_words(Words *x) {
     x[0] = (Words)_mm512_shuffle_i32x4(near, other_near, 0x88), x[1] = (Words)_mm512_shuffle_i32x4(near, other_near, 0xdd);
     x[2] = (Words)_mm512_shuffle_i32x4(far, other_far, 0x88), x[3] = (Words)_mm512_shuffle_i32x4(far, other_far, 0xdd);
 }
+#endif
 
+#if defined(HAVE_BF16_DOT)
 // `compute_scores` with dot products of bfloat16 elements, of four keys at a time.
 template <class Rows, int count>
 void compute_scores_bf16(const AttentionArguments &a, const Query *queries, const typename Rows::Element *head,
