@@ -94,8 +94,11 @@ def test_prompt_logits_equal_hugging_face(case: str, device: Any, tmp_path: Path
         assert entry is not None
         assert entry.token_ids[0] == prompt[position + 1]
         error = (torch.tensor(entry.logprobs) - expected[position][entry.token_ids]).abs().max()
-        assert (error / logits[position].abs().max()).item() < 1e-4
-        assert entry.ranks[0] == 1 + (expected[position] > expected[position][prompt[position + 1]]).sum().item()
+        largest = logits[position].abs().max()
+        assert (error / largest).item() < 1e-4
+        above = expected[position] - expected[position][prompt[position + 1]]
+        equal = 1e-5 * largest  # tokens whose rank depends on how sums are rounded
+        assert 1 + (above > equal).sum().item() <= entry.ranks[0] <= (above >= -equal).sum().item()
 
 
 def round_weights(model: Any, quantization: str) -> None:
