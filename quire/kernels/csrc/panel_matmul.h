@@ -17,6 +17,7 @@ constexpr int64_t FEW_ROWS = 4;                 // for which bfloat16 weights ar
 constexpr int64_t L2_WEIGHT_BYTES = 768 << 10;  // weights that stay in a core's second-level cache
 constexpr int64_t READ_AHEAD = 128 << 10;       // bytes of the following weight that a thread prefetches while it waits
 constexpr int64_t FETCH_DISTANCE = 64 << 10;    // bytes at most that a thread prefetches ahead of what it reads in order
+constexpr int64_t NEAR_DISTANCE = 4 << 10;      // and what it brings from there to the first-level cache
 constexpr int64_t SMALL_BATCH = 64;             // rows up to which reading the weights dominates
 constexpr int64_t ITEMS_PER_THREAD = 48;        // of work, so that all threads end at about the same time
 constexpr int64_t CHUNK_TILES = 8;              // of rows, that a chunk has at least
@@ -38,15 +39,16 @@ inline int64_t panels_per_item(int64_t panels, int64_t limit) {
 //
 // With few rows, memory sets the pace, and the processor fetches ahead by itself of what is read in order: those of AMD
 // faster than by instructions, those of Intel faster with them. A thread has a range of neighbouring panels then, and while
-// it waits for others it prefetches the beginning of the range that it will have of the following weight.
+// it waits for others it prefetches the beginning of the range that it will have of the following weight. Those of Intel
+// gain by it in all small batches.
 class Tiling {
   public:
-    // few_rows: number of rows up to which panels are read in order, at most max_rows.
+    // few_rows: number of rows up to which panels are read in order where prefetches gain nothing, at most max_rows.
     Tiling(int64_t rows, const PanelWeight &weight, int64_t row_bytes, int64_t max_rows, int64_t few_rows,
            const PanelWeight *following = nullptr)
         : tile((rows + tiles_of(rows, max_rows) - 1) / tiles_of(rows, max_rows)), group(panels_of_group(rows, weight)),
           rows_(rows), row_bytes_(row_bytes), tiles_(tiles_of(rows, max_rows)), weight_(weight),
-          following_(following ? *following : PanelWeight{}), reads_in_order_(rows <= few_rows),
+          following_(following ? *following : PanelWeight{}), reads_in_order_(rows <= (gains_by_prefetches() ? SMALL_BATCH : few_rows)),
           groups_((weight.panels + group - 1) / group),
           chunks_(std::clamp<int64_t>(ITEMS_PER_THREAD * pool_threads() / groups_, 1, std::max<int64_t>(1, tiles_ / CHUNK_TILES))),
           items_(groups_ * chunks_), ranges_(weight.panels) {}
@@ -56,14 +58,14 @@ class Tiling {
     // Calls body(first row, rows, panel, prefetch) for all tiles and panels of what a thread does. x_at(panel): where the
     // first row for it is. The prefetch is of the same panel of the next item, if its group is another: all of it if there
     // is one tile, else one half beside each of the first two tiles. The last panels prefetch the first ones of the
-    // following weight. A tile's first panel prefetches the rows of the next tile if there is nothing else to prefetch.
+    // following weight. A tile's first panel prefetches the rows of the next tile if there is nothing else to prefetch. If
+    // panels are read in order, the next one is prefetched likewise, where prefetches gain.
     template <class Rows, class Body>
     void for_each(int thread, Rows x_at, Body body) {
         if (reads_in_order_) {
-            int64_t distance = gains_by_prefetches() ? std::min(weight_.panel_bytes, FETCH_DISTANCE) : 0;
             ranges_.for_each(thread, [&](int64_t panel, bool last) {
-                const char *ahead = distance ? panel_at(panel) + distance : nullptr;
-                body(0, rows_, panel, PrefetchStream{last ? following_range(thread) : ahead, 2 * LINE});
+                const char *ahead = last ? following_range(thread) : ahead_of(panel);
+                multiply_in_order(panel, ahead, body);
             });
             // What the last panel has not: memory would stand still while one thread does what comes between.
             if (const char *range = following_range(thread))
@@ -89,6 +91,20 @@ class Tiling {
     const char *panel_or_following(int64_t panel) const {
         if (panel < weight_.panels) return panel_at(panel);
         return following_.data ? following_.data + (panel - weight_.panels) * weight_.panel_bytes : nullptr;
+    }
+    // What is prefetched beside a panel that is read in order: null if nothing is.
+    const char *ahead_of(int64_t panel) const {
+        if (!gains_by_prefetches()) return nullptr;
+        return panel_at(panel) + (tiles_ > 1 ? weight_.panel_bytes : std::min(weight_.panel_bytes, FETCH_DISTANCE));
+    }
+    template <class Body>
+    void multiply_in_order(int64_t panel, const char *ahead, Body body) const {
+        const char *near = gains_by_prefetches() ? panel_at(panel) + NEAR_DISTANCE : nullptr;
+        for (int64_t t = 0; t < tiles_; t++) {
+            const char *at = ahead && t < 2 ? ahead + t * weight_.panel_bytes / 2 : nullptr;
+            PrefetchStream prefetch{at, tiles_ == 1 ? 2 * LINE : LINE, t == 0 ? near : nullptr};
+            body(t * tile, std::min(tile, rows_ - t * tile), panel, prefetch);
+        }
     }
     template <class Rows, class Body>
     void multiply_item(int64_t item, int64_t next, Rows x_at, Body body) const {
