@@ -61,6 +61,8 @@ class Interval(NamedTuple):
 class CountingChannel:
     """A stub transport that counts steps and tokens."""
 
+    inbox = None  # no messages arrive
+
     def __init__(self) -> None:
         self.steps = self.tokens = 0
 

@@ -47,6 +47,8 @@ def count_steps(message: StepOutput) -> int:
 class RecordingChannel:
     """A stub transport that records which sequences have started to generate, and counts steps."""
 
+    inbox = None  # no messages arrive
+
     def __init__(self) -> None:
         self.started_requests: set[str] = set()
         self.steps = 0

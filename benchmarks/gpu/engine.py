@@ -63,6 +63,8 @@ PEER_CASES = (Case(64, 512), Case(1, 512))
 class RecordingChannel:
     """A stub transport that records which sequences have started to generate."""
 
+    inbox = None  # no messages arrive
+
     def __init__(self) -> None:
         self.started_requests: set[str] = set()
 

@@ -102,6 +102,7 @@ class CapturedCalls:
         starts: Sequence[int],
         logits: Tensor,
         choices: TokenChoices,
+        inbox: int | None = None,
     ) -> list[list[int]]:
         """Make the calls of decode steps that follow each other, in which each sequence has one token.
 
@@ -111,6 +112,7 @@ class CapturedCalls:
             starts: the position of each row's token in the first step.
             logits: (rows, vocab) float32, where the calls write them.
             choices: how tokens are chosen; they are added to the request table.
+            inbox: a file descriptor: the steps end when something can be read from it.
 
         Returns:
             The tokens of each row, of at least one step. `NO_TOKEN` ends them, as a token of `choices.ends` does.
@@ -129,6 +131,7 @@ class CapturedCalls:
             top_ks=choices.top_ks,
             top_ps=choices.top_ps,
             randoms=choices.randoms,
+            inbox=-1 if inbox is None else inbox,
         )
         return [tokens[row :: len(rows)] for row in range(len(rows))]
 

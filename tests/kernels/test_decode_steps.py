@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -54,8 +55,8 @@ class Steps:
         set_row_kind(RowKind.LOGITS)
         return self._head(embedded, None, out_dtype=torch.float32, out=self.logits[:rows])
 
-    def decode(self, choices: TokenChoices, starts: list[int] = STARTS) -> list[list[int]]:
-        return self.calls.decode([self.arrays], ROWS, starts, self.logits[: len(ROWS)], choices)
+    def decode(self, choices: TokenChoices, starts: list[int] = STARTS, inbox: int | None = None) -> list[list[int]]:
+        return self.calls.decode([self.arrays], ROWS, starts, self.logits[: len(ROWS)], choices, inbox)
 
     def one_by_one(self, choices: TokenChoices) -> list[list[int]]:
         """The tokens of each row by steps that nothing ends."""
@@ -117,6 +118,15 @@ def test_steps_end_with_a_token_that_may_end_a_sequence() -> None:
         for end in set(expected[row]):
             first = min(tokens.index(end) for tokens in expected if end in tokens)
             assert Steps().decode(choices(ends=[VOCAB, end])) == [tokens[: first + 1] for tokens in expected]
+
+
+def test_steps_end_when_something_can_be_read_from_the_inbox() -> None:
+    expected = Steps().one_by_one(choices())
+    reading, writing = os.pipe()
+    with open(reading, "rb"), open(writing, "wb", buffering=0) as written:
+        assert Steps().decode(choices(), inbox=reading) == expected
+        written.write(b"1")
+        assert Steps().decode(choices(), inbox=reading) == [tokens[:1] for tokens in expected]
 
 
 def test_steps_end_with_a_row_that_has_no_token() -> None:

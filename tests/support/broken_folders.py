@@ -25,6 +25,8 @@ DOCUMENTED = (ModelError, ModelFileError, OutOfCacheMemory, PromptError)  # what
 class SilentChannel:
     """A front end that says nothing."""
 
+    inbox = None
+
     def send(self, message: CoreMessage) -> None: ...
 
     def receive(self, timeout: float | None) -> ClientMessage | None:

@@ -93,6 +93,7 @@ class Channel:
     """Stand in for the transport: record the messages that the core sends."""
 
     sent: list[Any] = field(default_factory=list)
+    inbox: int | None = None
 
     def send(self, message: Any) -> None:
         self.sent.append(message)
@@ -135,6 +136,7 @@ class Engine:
         parallel: ranks that run the model.
         launch: starts them; in threads of this process by default.
         device: runs the model instead of the device that `model` names.
+        inbox: see `ModelRunner`.
     """
 
     def __init__(
@@ -146,9 +148,10 @@ class Engine:
         parallel: ParallelOptions | None = None,
         device: Device | None = None,
         launch: Launcher = ThreadRank,
+        inbox: int | None = None,
         **options: Any,
     ) -> None:
-        self.channel = Channel()
+        self.channel = Channel(inbox=inbox)
         defaults: dict[str, Any] = {
             "kv_cache_memory_bytes": 8 << 20,
             "max_num_seqs": 16,

@@ -449,7 +449,7 @@ def _build_decoder(
         ranks.allocate(num_blocks, context_len, slots, num_snapshots)
     allocate = plan.allocator(device, num_blocks, slots, loaded.weight_bytes)
     grammars = GrammarCompiler(config.folder, loaded.vocab_size)
-    build = ExecutorBuild(config, device, context_len, grammars, plan.groups, num_snapshots)
+    build = ExecutorBuild(config, device, context_len, grammars, plan.groups, num_snapshots, channel.inbox)
     executor = build.executor(loaded, allocate(), streaming, None if ranks is None else ranks.runner_type)
     with closing_after_errors(executor, grammars):  # the caller closes `ranks`
         if ranks is not None:

@@ -38,6 +38,7 @@ class ExecutorBuild:
         context_len: tokens of the longest sequence.
         groups: the groups of layers that take blocks.
         snapshots: the most states that are saved.
+        inbox: see `ModelRunner`.
     """
 
     config: CoreConfig
@@ -46,6 +47,7 @@ class ExecutorBuild:
     grammars: GrammarCompiler
     groups: BlockGroups
     snapshots: int = 0
+    inbox: int | None = None
 
     def executor(
         self,
@@ -88,6 +90,7 @@ class ExecutorBuild:
             items,
             _aligner(loaded, table, cache),
             of_layers,
+            self.inbox,
         )
         return device.executor(runner, cache, sampler.max_steps_in_flight)
 

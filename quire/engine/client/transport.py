@@ -204,6 +204,14 @@ class CoreChannel(_Channel[ClientMessage]):
 
         return wake
 
+    @property
+    def inbox(self) -> int:
+        """A file descriptor from which something can be read when a message has arrived since `receive` had none.
+
+        It may tell of no message, or be late: `receive` may have a message nevertheless.
+        """
+        return int(self._socket.getsockopt(zmq.FD))
+
     def close(self) -> None:
         """Close the socket; messages not sent within a second are lost."""
         super().close()

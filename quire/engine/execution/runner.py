@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import select
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -101,7 +102,9 @@ class ModelRunner:
         items: ItemEncoder,
         aligner: Aligner | None = None,
         states: StateCaches | None = None,
+        inbox: int | None = None,
     ) -> None:
+        """`inbox`: the file descriptor from which something can be read when a message has arrived for the core."""
         self.model = model
         self.steps = steps
         self.items = items
@@ -112,6 +115,7 @@ class ModelRunner:
         self._pooler = ChunkPooler(table, pooler)
         self._aligner = aligner
         self._states = states
+        self._inbox = inbox
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step."""
@@ -154,14 +158,15 @@ class ModelRunner:
     def _run_ahead(self, plan: StepPlan, inputs: StepInputs, step: StartedStep) -> None:
         """Run further steps, each with the tokens that the one before has sampled, and report the tokens of all.
 
-        The last one is that in which a sequence may have ended. Rows of logits are in the same order in all of them.
+        The last one is that in which a sequence may have ended, or a message has arrived. Rows of logits are in the
+        same order in all of them.
         `inputs`: of the first step.
         """
         request_ids, tokens = step.pending.pop()
         chosen = [[token] for token in tokens.result()]
         rows = [self._table.row_of(request_id) for request_id in request_ids]
-        if not self._may_end(rows, chosen):
-            decode = partial(self.steps.decode, inputs)
+        if not self._may_end(rows, chosen) and not self._has_message():
+            decode = partial(self.steps.decode, inputs, inbox=self._inbox)
             following = self._sampler.sample_following(rows, plan.further_steps, decode)
             if following is not None:
                 chosen = [[*first, *others] for first, others in zip(chosen, following, strict=True)]
@@ -179,7 +184,7 @@ class ModelRunner:
             Whether the states of sequences are those behind their tokens.
         """
         for distance in range(1, plan.further_steps + 1):
-            if self._may_end(rows, chosen):
+            if self._may_end(rows, chosen) or self._has_message():
                 break
             scheduled = [
                 ScheduledSequence(item.request_id, item.start + distance, 1, (), samples=True)
@@ -206,6 +211,14 @@ class ModelRunner:
             last.error is not None or last.token in params.eos_token_ids or last.token in params.stop_token_ids
             for params, (*_, last) in zip(self._table.params_of(rows), chosen, strict=True)
         )
+
+    def _has_message(self) -> bool:
+        """Whether a message has arrived for the core."""
+        if self._inbox is None:
+            return False
+        poller = select.poll()
+        poller.register(self._inbox, select.POLLIN)
+        return bool(poller.poll(0))
 
     def _update(self, changes: Changes) -> None:
         """Rows of the table have changed."""

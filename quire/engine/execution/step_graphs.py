@@ -28,8 +28,10 @@ class StepRunner(Protocol):
     def logits(self, inputs: StepInputs, attention: PreparedAttention) -> Tensor:
         """Logits (num_logits, vocab) float32, valid until the next call."""
 
-    def decode(self, inputs: StepInputs, choices: TokenChoices) -> list[list[int]] | None:
+    def decode(self, inputs: StepInputs, choices: TokenChoices, inbox: int | None) -> list[list[int]] | None:
         """Run decode steps that follow a step, after which a token was chosen for each sequence.
+
+        They end when something can be read from `inbox`, a file descriptor.
 
         Returns:
             The tokens of each of the step's spans, see `CapturedCalls.decode`; None: the steps need Python, as all do
@@ -89,14 +91,14 @@ class StepGraphs(StepRunner):
         return out
 
     @override
-    def decode(self, inputs: StepInputs, choices: TokenChoices) -> list[list[int]] | None:
+    def decode(self, inputs: StepInputs, choices: TokenChoices, inbox: int | None) -> list[list[int]] | None:
         graph = self.graphs.get(_kind(inputs))
         if graph is None or self._logits is None or inputs.arrays is None:
             return None
         if not _is_replayable(inputs) or not self._attention.prepare_following(inputs, choices.steps):
             return None
         rows, starts = [span.row for span in inputs.spans], [span.length for span in inputs.spans]
-        return graph.decode(inputs.arrays, rows, starts, self._logits[: len(rows)], choices)
+        return graph.decode(inputs.arrays, rows, starts, self._logits[: len(rows)], choices, inbox)
 
     def _compute(self, inputs: StepInputs, attention: PreparedAttention, out: Tensor) -> None:
         hidden = self._model.run(inputs.model, attention.attend, last_token_only=True, cross=attention.cross)

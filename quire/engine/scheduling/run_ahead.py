@@ -10,7 +10,7 @@ from quire.engine.scheduling.plan import StepPlan, StepResult
 from quire.engine.scheduling.request import Request
 from quire.engine.scheduling.state_snapshots import StateSnapshots
 
-_BURST = 0.03  # seconds; tokens of one output come together, and a request that arrives waits for them
+_BURST = 0.06  # seconds; tokens of one output come together. A request that arrives ends the steps
 
 
 class RunAhead:

@@ -4,6 +4,8 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <poll.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cmath>

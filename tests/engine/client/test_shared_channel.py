@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -114,6 +115,17 @@ async def until_it_has(front: Front, count: int) -> None:
 
 def request(request_id: str) -> AddRequest:
     return AddRequest(request_id, np.arange(3, dtype=np.int32), SamplingParams(max_tokens=4))
+
+
+async def test_something_can_be_read_from_the_inbox_when_any_front_end_has_sent_a_message() -> None:
+    with shared() as all_of_them:
+        fronts, core = [await all_of_them.front(identity) for identity in ("0.1", "1.1")], all_of_them.core
+        for number in range(20):
+            assert core.receive(0.0) is None
+            assert select.select([core.inbox], [], [], 0.0)[0] == []
+            fronts[number % 2].channel.send(request(f"r{number}"))
+            assert (await asyncio.to_thread(select.select, [core.inbox], [], [], 30.0))[0] == [core.inbox]
+            assert (await all_of_them.next()).request_id == f"r{number}"  # type: ignore[union-attr]
 
 
 async def test_each_gets_its_own_outputs_and_one_gets_what_the_step_counts() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import tempfile
 import threading
 
@@ -164,6 +165,24 @@ async def test_all_address_schemes_send_in_both_directions(scheme: str) -> None:
             front.send(Ping(1))
             assert await asyncio.to_thread(core.receive, 5.0) == Ping(1)
             assert core.receive(0.0) is None
+
+
+@pytest.mark.parametrize("scheme", ["inproc", "ipc"])
+async def test_something_can_be_read_from_the_inbox_when_a_message_has_arrived(scheme: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        address = f"ipc://{folder}/socket" if scheme == "ipc" else "inproc://test-inbox"
+        with ClientChannel(address) as front, CoreChannel(address) as core:
+            core.send(Pong(0))  # the front end cannot send before the core has connected
+            connected = asyncio.Event()
+            front.listen(lambda _: connected.set())
+            await asyncio.wait_for(connected.wait(), 60)
+            for number in range(20):
+                core.send(Pong(number))
+                assert core.receive(0.0) is None
+                assert select.select([core.inbox], [], [], 0.0)[0] == []
+                front.send(Ping(number))
+                assert (await asyncio.to_thread(select.select, [core.inbox], [], [], 30.0))[0] == [core.inbox]
+                assert core.receive(0.0) == Ping(number)
 
 
 def test_a_core_that_waits_is_woken() -> None:

@@ -250,8 +250,8 @@ def test_further_steps_are_run_while_all_sequences_decode_and_no_request_waits()
     assert runner.further > 0
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(0.001, 7), (0.008, 2), (0.016, 0), (1.0, 0)])
-def test_tokens_of_an_output_take_no_more_than_30_ms(seconds: float, expected: int) -> None:
+@pytest.mark.parametrize(("seconds", "expected"), [(0.001, 7), (0.016, 2), (0.031, 0), (1.0, 0)])
+def test_tokens_of_an_output_take_no_more_than_60_ms(seconds: float, expected: int) -> None:
     """Seconds are those of a step."""
     scheduler = make(further=7)
     runner = FakeRunner(scheduler)
