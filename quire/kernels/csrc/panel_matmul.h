@@ -48,7 +48,8 @@ class Tiling {
            const PanelWeight *following = nullptr)
         : tile((rows + tiles_of(rows, max_rows) - 1) / tiles_of(rows, max_rows)), group(panels_of_group(rows, weight)),
           rows_(rows), row_bytes_(row_bytes), tiles_(tiles_of(rows, max_rows)), weight_(weight),
-          following_(following ? *following : PanelWeight{}), reads_in_order_(rows <= (gains_by_prefetches() ? SMALL_BATCH : few_rows)),
+          following_(following ? *following : PanelWeight{}),
+          reads_in_order_(rows <= (gains_by_prefetches() ? SMALL_BATCH : few_rows)),
           groups_((weight.panels + group - 1) / group),
           chunks_(std::clamp<int64_t>(ITEMS_PER_THREAD * pool_threads() / groups_, 1, std::max<int64_t>(1, tiles_ / CHUNK_TILES))),
           items_(groups_ * chunks_), ranges_(weight.panels) {}

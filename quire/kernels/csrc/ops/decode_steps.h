@@ -5,12 +5,14 @@
 #include "sampling.h"
 
 // Steps in which each sequence has one token, the one that was chosen after the step before. They end early after a step in
-// which a row has no token, or one that may end its sequence, or when something can be read from `inbox`. Python between them would take as long as a tenth of a small
-// model's step, because the weights have displaced what it reads from the caches.
+// which a row has no token, or one that may end its sequence, or when something can be read from `inbox`. Python between
+// them would take as long as a tenth of a small model's step, because the weights have displaced what it reads from the
+// caches.
 struct DecodeSteps {
     static constexpr const char *NAME = "decode_steps";
     static constexpr const char *PARAMETERS[] = {"calls",  "counts", "arrays",  "rows",         "starts", "steps",
-                                                 "logits", "ends",   "temperatures", "min_ps", "top_ks", "top_ps", "randoms", "inbox"};
+                                                 "logits", "ends",   "temperatures", "min_ps", "top_ks", "top_ps", "randoms",
+                                                 "inbox"};
     // The arguments are those of replay, build_inputs, of whose arrays there are those of each group, and sample; randoms: for
     // each row of the first step, then of the others. starts: positions in the first step. ends: tokens. inbox: a file
     // descriptor, or -1.
