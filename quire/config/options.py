@@ -709,7 +709,7 @@ class EngineOptions(Options):
     num_scheduler_steps: Annotated[int, Field(ge=1, le=64)] = Field(
         8,
         description="most decode steps that run on a CPU before their tokens are sent, together, if they take at most "
-        "60 ms and nothing arrives; 1 sends each token by itself",
+        "60 ms and no request waits or arrives; 1 sends each token by itself",
     )
     speculative_method: Literal["none", "ngram"] = Field(
         "none",

@@ -10,7 +10,7 @@ from quire.engine.scheduling.plan import StepPlan, StepResult
 from quire.engine.scheduling.request import Request
 from quire.engine.scheduling.state_snapshots import StateSnapshots
 
-_BURST = 0.06  # seconds; tokens of one output come together. A request that arrives ends the steps
+_BURST = 0.06  # seconds that steps take together: their tokens come in one output. A message ends them earlier
 
 
 class RunAhead:

@@ -16,8 +16,8 @@ constexpr int64_t MAX_ROWS = 12;  // whose sums for two vectors do
 constexpr int64_t FEW_ROWS = 4;                 // for which bfloat16 weights are read in order; see Tiling
 constexpr int64_t L2_WEIGHT_BYTES = 768 << 10;  // weights that stay in a core's second-level cache
 constexpr int64_t READ_AHEAD = 128 << 10;       // bytes of the following weight that a thread prefetches while it waits
-constexpr int64_t FETCH_DISTANCE = 64 << 10;    // bytes at most that a thread prefetches ahead of what it reads in order
-constexpr int64_t NEAR_DISTANCE = 4 << 10;      // and what it brings from there to the first-level cache
+constexpr int64_t FETCH_DISTANCE = 64 << 10;    // bytes at most that a thread prefetches ahead to the second-level cache
+constexpr int64_t NEAR_DISTANCE = 4 << 10;      // bytes that it prefetches ahead to the first-level cache
 constexpr int64_t SMALL_BATCH = 64;             // rows up to which reading the weights dominates
 constexpr int64_t ITEMS_PER_THREAD = 48;        // of work, so that all threads end at about the same time
 constexpr int64_t CHUNK_TILES = 8;              // of rows, that a chunk has at least
@@ -98,6 +98,8 @@ class Tiling {
         if (!gains_by_prefetches()) return nullptr;
         return panel_at(panel) + (tiles_ > 1 ? weight_.panel_bytes : std::min(weight_.panel_bytes, FETCH_DISTANCE));
     }
+    // Calls body for all tiles of a panel. One half of `ahead` is prefetched beside each of the first two tiles, or all beside
+    // the only one. The first tile brings the panel to the first-level cache.
     template <class Body>
     void multiply_in_order(int64_t panel, const char *ahead, Body body) const {
         const char *near = gains_by_prefetches() ? panel_at(panel) + NEAR_DISTANCE : nullptr;

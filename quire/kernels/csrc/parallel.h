@@ -6,8 +6,8 @@ constexpr int64_t L1_BYTES = 32 << 10;  // of a core's first-level cache, about
 constexpr int64_t SERIAL = 16384;  // elements below which other threads cost more than they save
 
 // Whether products that read memory in order are faster if they prefetch it by instruction. A core of Intel (Emerald Rapids)
-// reads 10 GB/s beside products of 4 bits, and all of the 16 that it can with prefetches; one of AMD (Zen 4) 33 instead of 24
-// without them.
+// reads 10 GB/s beside products of 4 bits, and 15 to 16 of 16 with prefetches; one of AMD (Zen 4) reads 24 with them and 33
+// without.
 inline bool gains_by_prefetches() {
 #if defined(__x86_64__)
     return __builtin_cpu_is("intel");
@@ -21,7 +21,7 @@ inline bool gains_by_prefetches() {
 struct PrefetchStream {
     const char *at;  // null: nothing is prefetched
     int64_t step;    // bytes, one or two lines
-    const char *near = nullptr;  // what is read soon, prefetched from there to the first-level cache as well, or null
+    const char *near = nullptr;  // what is read soon, of which each call prefetches two lines to the first-level cache; or null
     void fetch() {
         if (!at) return;
         __builtin_prefetch(at, 0, 2);

@@ -344,7 +344,7 @@ void grouped_matmul(const GroupedWeight &w, const int32_t *words, const float *s
         for (int i = 0; i < 4; i++) std::memcpy((uint8_t *)&table + 16 * i, w.table, sizeof w.table);
     ScaleRows scales = panel.scales;
     const uint8_t *codes = panel.codes;
-    if (prefetch.near) prefetch.near = (const char *)codes + NEAR_DISTANCE;
+    if (prefetch.near) prefetch.near = (const char *)codes + NEAR_DISTANCE;  // scales in front of codes are not read in order
     const auto *x = (const InputBlock<rows> *)words;
     int64_t per_group = halves ? 1 : w.group / INPUT_GROUP, group = 0, begun = 0;
     int64_t block_scale_bytes = w.scale_bytes / w.blocks, unfetched = 0;
