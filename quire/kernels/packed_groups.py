@@ -18,7 +18,7 @@ from quire.kernels.saved_weight import SavedWeight
 
 _STEP = 16  # inputs of the smallest group
 _BLOCK = 32  # inputs that weights are padded to whole numbers of
-_SUPER = 256  # inputs whose scales of 8 bits share a factor
+_SUPER = 256  # inputs whose scales share a factor if they are integers
 _OFFSETS_OF_4_BITS = range(-1, 17)  # with which sums of 32 products stay below what the kernels have room for
 _OUTPUTS = 32 * PANEL  # packed at a time, which takes several times their memory
 _SAMPLES = 16
@@ -139,12 +139,13 @@ class _Panels:
 
         levels = [scales] if minimums is None else [scales, minimums]
         pairs = [_two_levels(level, _SUPER // group) for level in levels] if compact and group <= _BLOCK else [None]
-        factors, sections = _scale_sections(levels, pairs, -(-self.size_in // _BLOCK), group)
+        scale_bits = _scale_bits(pairs, group, self.size_in)
+        factors, sections = _scale_sections(levels, pairs, -(-self.size_in // _BLOCK), group, scale_bits)
         layout = {
             "bits": bits,
             "group": group,
             "offset": offset,
-            "scale_bits": 16 if None in pairs else 8,
+            "scale_bits": scale_bits,
             "minimums": int(minimums is not None),
         }
         self._set(layout, _packed(weight, bits, added, sections), factors)
@@ -296,8 +297,20 @@ def _is_short(values: Tensor) -> Tensor:
     return mantissas == mantissas.round()
 
 
+def _scale_bits(pairs: Sequence[tuple[Tensor, Tensor] | None], group: int, size_in: int) -> int:
+    """Bits of a scale as it is packed. pairs: the integers and factors that scales and minimums are products of, if any."""
+    if None in pairs:
+        return 16
+    is_short = all(bool(((integers >= 0) & (integers < 64)).all()) for integers, _ in filter(None, pairs))
+    return 6 if is_short and group == _BLOCK and size_in % _SUPER == 0 else 8
+
+
 def _scale_sections(
-    levels: Sequence[Tensor], pairs: Sequence[tuple[Tensor, Tensor] | None], blocks: int, group: int
+    levels: Sequence[Tensor],
+    pairs: Sequence[tuple[Tensor, Tensor] | None],
+    blocks: int,
+    group: int,
+    scale_bits: int,
 ) -> tuple[Tensor, list[Tensor]]:
     """The factors of outputs, and what panels hold of scales and minimums: (panels, words) int32.
 
@@ -306,6 +319,7 @@ def _scale_sections(
         pairs: what they are products of, or None among others.
         blocks: blocks of inputs, whole ones.
         group: inputs that share a scale.
+        scale_bits: of the integers.
     """
     two_levels = [pair for pair in pairs if pair is not None]
     floats = [factors for _, factors in two_levels] if len(two_levels) == len(levels) else levels
@@ -318,8 +332,25 @@ def _scale_sections(
     ]
     if floats is levels:
         return factors, halves
-    integers = [_panel_words(values, groups + groups % 2) for values, _ in two_levels]
+    if scale_bits == 6:
+        integers = [_panel_words(_bytes_of_6_bits(values), 0) for values, _ in two_levels]
+    else:
+        integers = [_panel_words(values, groups + groups % 2) for values, _ in two_levels]
     return factors, [section for both in zip(integers, halves, strict=True) for section in both]
+
+
+def _bytes_of_6_bits(values: Tensor) -> Tensor:
+    """Of each four numbers below 64 the first three with two bits of the fourth above them.
+
+    Args:
+        values: (rows, a multiple of 4) int8.
+
+    Returns:
+        (rows, three quarters of that) uint8
+    """
+    fours = values.view(torch.uint8).unflatten(1, (-1, 4))
+    parts = fours[..., 3:] >> torch.tensor([0, 2, 4], dtype=torch.uint8)
+    return (fours[..., :3] | (parts & 3) << 6).flatten(1)
 
 
 def _panel_words(values: Tensor, columns: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""SavedWeight: a packed weight as tensors and facts, so that it can be written to a file and mapped again."""
+"""SavedWeight: a packed weight as tensors and facts, so that it can be written to a file and read again."""
 
 from __future__ import annotations
 

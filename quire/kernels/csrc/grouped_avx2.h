@@ -24,9 +24,9 @@ INLINE Ints dot_shorts(Ints shorts, Ints factors) {
             (HalfInts)_mm256_madd_epi16((__m256i)shorts.high, (__m256i)factors.high)};
 }
 
-// Scales of 8 bits for 16 outputs, each twice as a number of 16 bits.
+// Scales that are integers for 16 outputs, each twice as a number of 16 bits.
 INLINE Ints load_pairs(const ScaleRows &scales, int64_t group, int half) {
-    __m256i bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(scales.at + group * PANEL + half * LANES)));
+    __m256i bytes = _mm256_broadcastsi128_si256((__m128i)scales.integers(group, half));
     __m256i first = _mm256_setr_epi8(-1, 0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3,
                                      -1, 4, -1, 4, -1, 5, -1, 5, -1, 6, -1, 6, -1, 7, -1, 7);
     __m256i second = _mm256_setr_epi8(-1, 8, -1, 8, -1, 9, -1, 9, -1, 10, -1, 10, -1, 11, -1, 11,

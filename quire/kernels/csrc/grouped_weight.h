@@ -8,8 +8,9 @@
 //           its 16 bytes are the codes.
 //   6 bits: 32 words whose bytes have the upper two bits of all quads, those of quad q in bits 2q and 2q + 1; then the lower
 //           four bits as with 4 bits.
-// Scales and minimums are float16 (groups, 32); or int8 (groups, 32), padded to whole lines, with a float16 factor for
-// each SUPER inputs behind them: (ceil(size_in / SUPER), 32).
+// Scales and minimums are float16 (groups, 32); or integers with a float16 factor for each SUPER inputs behind them:
+// (ceil(size_in / SUPER), 32). Integers have 8 bits: (groups, 32), padded to whole lines; or 6, without a sign: of each four
+// groups three lie in the lower 6 bits of (3, 32) bytes, and the fourth in the upper 2, its lowest in the first.
 #pragma once
 
 #include "int8_rows.h"
@@ -17,7 +18,7 @@
 
 constexpr int64_t STEP = 16;         // inputs whose codes lie together
 constexpr int64_t INPUT_GROUP = 32;  // inputs that are quantized with the same scale
-constexpr int64_t SUPER = 256;       // inputs whose scales of 8 bits share a factor
+constexpr int64_t SUPER = 256;       // inputs whose scales share a factor if they are integers
 
 enum class Codes { FOUR, TABLE, SIX, EIGHT };
 
@@ -40,19 +41,34 @@ INLINE Floats load_float16(const void *from) {
 struct ScaleRows {
     const uint8_t *at;
     const uint8_t *factors;  // of each SUPER inputs; null: `at` is float16
+    bool six;                // whether integers have 6 bits
     int shift;               // groups of inputs in SUPER, as power of two
     const float *decoded;    // what products use of them: (groups, 32), or null; see DecodedScales
 
-    // Those of a group of inputs without their factors, for the first or second 16 outputs.
+    // The integers of a group of inputs, for the first or second 16 outputs.
+    INLINE Int8s integers(int64_t group, int half) const {
+        if (!six) return (Int8s)bytes_at(group, half);
+        int64_t row = group / 4 * 3, place = group % 4;
+        if (place < 3) return (Int8s)(bytes_at(row + place, half) & 63);
+        return (Int8s)(bytes_at(row, half) >> 6 | bytes_at(row + 1, half) >> 6 << 2 | bytes_at(row + 2, half) >> 6 << 4);
+    }
+    // Those of a group of inputs without their factors.
     template <bool coded>
     INLINE Floats load(int64_t group, int half) const {
-        if constexpr (coded) return load_int8((const int8_t *)at + group * PANEL + half * LANES);
+        if constexpr (coded) return to_floats(widen(integers(group, half)));
         else return load_float16(at + group * 64 + half * 32);
     }
     INLINE Floats factor(int64_t group, int half) const { return load_float16(factors + (group >> shift) * 64 + half * 32); }
     // Those of a group of inputs, whole.
     INLINE Floats load_scaled(int64_t group, int half) const {
         return factors ? load<true>(group, half) * factor(group, half) : load<false>(group, half);
+    }
+
+  private:
+    INLINE Bytes bytes_at(int64_t row, int half) const {
+        Bytes x;
+        std::memcpy(&x, at + row * PANEL + half * LANES, sizeof x);
+        return x;
     }
 };
 
@@ -71,8 +87,9 @@ struct GroupedWeight {
         require(bits == 4 || bits == 6 || bits == 8, "bits", "4, 6 or 8 is expected");
         require(!table || bits == 4, "table", "only codes of 4 bits have one");
         require(group == STEP || (group > 0 && group % INPUT_GROUP == 0), "group", "16 or a multiple of 32 is expected");
-        require(scale_bits == 16 || (scale_bits == 8 && group <= INPUT_GROUP), "scale_bits",
-                "16, or 8 with groups of 16 or 32, is expected");
+        require(scale_bits == 16 || (scale_bits == 8 && group <= INPUT_GROUP) ||
+                    (scale_bits == 6 && group == INPUT_GROUP && size_in % SUPER == 0),
+                "scale_bits", "16, 8 with groups of 16 or 32, or 6 with groups of 32 and a multiple of 256 inputs, is expected");
         int64_t least = bits == 4 && !table ? -1 : bits == 6 ? 32 : -1024, most = bits == 4 && !table ? 16 : bits == 6 ? 32 : 1024;
         require(offset >= least && offset <= most, "offset", "a number that sums of products have room for is expected");
         GroupedWeight w;
@@ -84,8 +101,9 @@ struct GroupedWeight {
         w.groups = (w.blocks * INPUT_GROUP + group - 1) / group;
         w.code_bytes = w.blocks * INPUT_GROUP * PANEL * bits / 8;
         w.scale_shift = group == STEP ? 4 : 3;
-        w.scale_factors = scale_bits == 8 ? (w.groups * PANEL + LINE - 1) / LINE * LINE : 0;
-        w.scale_bytes = scale_bits == 16 ? w.groups * PANEL * 2
+        w.group_bytes = PANEL * scale_bits / 8, w.six = scale_bits == 6;
+        w.scale_factors = scale_bits == 16 ? 0 : (w.groups * w.group_bytes + LINE - 1) / LINE * LINE;
+        w.scale_bytes = scale_bits == 16 ? w.groups * w.group_bytes
                                          : w.scale_factors + (size_in + SUPER - 1) / SUPER * PANEL * 2;
         w.minimums = minimums != 0;
         w.panel_bytes = w.code_bytes + w.scale_bytes * (1 + w.minimums);
@@ -109,13 +127,16 @@ struct GroupedWeight {
     uint8_t table[16] = {};
     int64_t size_in, size_out, blocks, group, groups;  // blocks of INPUT_GROUP inputs
     int64_t code_bytes, scale_bytes, scale_factors, panel_bytes;
+    int64_t group_bytes;  // of a panel's scales of a group of inputs, without factors
     int32_t offset;
     int scale_shift;
-    bool minimums;
+    bool minimums, six;  // whether there are minimums, and whether scales have 6 bits
     Codes kind;
 
   private:
-    ScaleRows rows_at(const uint8_t *at) const { return {at, scale_factors ? at + scale_factors : nullptr, scale_shift, nullptr}; }
+    ScaleRows rows_at(const uint8_t *at) const {
+        return {at, scale_factors ? at + scale_factors : nullptr, six, scale_shift, nullptr};
+    }
 };
 
 constexpr int64_t step_bytes(Codes kind) { return kind == Codes::EIGHT ? 512 : kind == Codes::SIX ? 384 : 256; }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import nn
 
-from quire.engine.models.checkpoint.packed_cache import MappedWeights, PackedCache, WrittenWeights, key_of
+from quire.engine.models.checkpoint.packed_cache import CachedWeights, PackedCache, WrittenWeights, key_of
 from quire.engine.models.errors import BrokenFolder
 from quire.engine.models.layers.linear import Packable
 from quire.engine.models.user_cache import user_cache
@@ -28,19 +28,19 @@ class ModelCache:
     Weights in bfloat16 are not kept: to pack them takes little more than to read them.
     """
 
-    def __init__(self, mapped: MappedWeights | None = None, written: WrittenWeights | None = None) -> None:
-        """`mapped`: those of an earlier load; None: there are none. `written`: gets new ones."""
-        self._mapped = mapped
+    def __init__(self, cached: CachedWeights | None = None, written: WrittenWeights | None = None) -> None:
+        """`cached`: those of an earlier load; None: there are none. `written`: gets new ones."""
+        self._cached = cached
         self._written = written
 
     def has(self, parameter: str, shape: Iterable[int]) -> bool:
         """Whether the weight of a parameter was kept by an earlier load."""
-        return self._mapped is not None and self._mapped.has(parameter, shape)
+        return self._cached is not None and self._cached.has(parameter, shape)
 
     def weight(self, parameter: str) -> SavableWeight:
         """The weight of a parameter."""
-        assert self._mapped is not None
-        return self._mapped.weight(parameter)
+        assert self._cached is not None
+        return self._cached.weight(parameter)
 
     def add(self, parameter: str, layers: Sequence[Packable]) -> None:
         """Keep the weight of a parameter, if all layers that have it share a packed one."""
@@ -92,8 +92,8 @@ def _opened(folder: Path, limit: int, nbytes: int, model: nn.Module, facts: Sequ
         files = sorted(path for path in folder.iterdir() if path.suffix in _FILES)
         key = key_of(files, type(model).__name__, parameters, *facts)
         cache = PackedCache(user_cache(_DIRECTORY), limit)
-        mapped = cache.open(key)
-        return ModelCache(mapped, None if mapped is not None else cache.create(key, nbytes))
+        cached = cache.open(key)
+        return ModelCache(cached, None if cached is not None else cache.create(key, nbytes))
     except (OSError, BrokenFolder) as error:  # a model is loaded without a cache then
         logger.warning("packed weights are not cached: %s", error)
         return NO_CACHE

@@ -1,16 +1,17 @@
-"""PackedCache: packed weights of models in files, which are mapped when a model starts again.
+"""PackedCache: packed weights of models in files, which are read when a model starts again.
 
 A file has the packed weights of one model, as one rank loads it: their tensors, then an index in JSON, its digest and
 its length. It is written beside the others under a name of its own, with a lock that tells that it has a writer, and
-renamed once it is whole, so that nobody sees half of one. Mappings are private: who writes to a weight gets a copy of
-that page, and the file stays as it is.
+renamed once it is whole, so that nobody sees half of one.
+
+A file is read into huge pages of the process instead of being mapped. Whether the kernel keeps a file in huge pages
+depends on the file system and on free memory; and it drops pages of files that were idle when memory is short.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
-import io
 import json
 import logging
 import math
@@ -21,23 +22,24 @@ import struct
 import threading
 import time
 from collections.abc import Container, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
-from typing_extensions import Buffer, override
 
 import quire
 from quire.kernels import native
+from quire.kernels.huge_pages import map_huge_pages
 from quire.kernels.linear import SAVED_KINDS, SavableWeight
 from quire.kernels.saved_weight import SavedWeight
 
 logger = logging.getLogger(__name__)
 _SUFFIX, _UNFINISHED = ".weights", ".unfinished"
 _ALIGNMENT = mmap.PAGESIZE
-_PIECE = 2 << 20  # bytes of a file that are written at a time: those of a huge page
+_PART = 16 << 20  # bytes of a file that a thread reads at a time
 _END = struct.Struct("<32sQ8s")  # digest and length of the index, and what the file is
 _MAGIC = b"quirepw1"
 _LOCKED = 10.0  # seconds without a write after which an unfinished file without a lock has no writer
@@ -55,11 +57,11 @@ class PackedCache:
         self._folder = folder
         self._limit = limit
 
-    def open(self, key: str) -> MappedWeights | None:
+    def open(self, key: str) -> CachedWeights | None:
         """The weights with a key; None: there are none, or they cannot be read."""
         path = self._folder / (key + _SUFFIX)
         try:
-            weights = MappedWeights(path)
+            weights = CachedWeights(path)
             os.utime(path)
         except FileNotFoundError:
             return None
@@ -95,7 +97,7 @@ class PackedCache:
         return min(self._limit, max(0, shutil.disk_usage(self._folder).free - _LOST))
 
     def _make_room(self, needed: int) -> None:
-        """Remove files without a writer, and the ones that were not used for longest. They may be mapped meanwhile."""
+        """Remove files without a writer, and the ones that were not used for longest. Readers have them."""
         files = []
         for path in self._folder.iterdir():
             with suppress(OSError):  # another process removes it
@@ -113,25 +115,19 @@ class PackedCache:
             taken -= size
 
 
-class MappedWeights:
-    """The packed weights in a file, by the names of their parameters."""
+class CachedWeights:
+    """The packed weights in a file, read into memory, by the names of their parameters."""
 
     def __init__(self, path: Path) -> None:
-        """Map a file.
+        """Read a file.
 
         Raises:
             OSError, ValueError, KeyError, TypeError, struct.error: it cannot be read, or is damaged.
         """
         with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        digest, length, magic = _END.unpack(self._map[-_END.size :])
-        index = self._map[-_END.size - length : -_END.size]
-        if magic != _MAGIC or hashlib.sha256(index).digest() != digest:
-            raise ValueError("it is damaged")
-        self._entries: Mapping[str, Any] = json.loads(index)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # the kernel has no huge pages
-                self._map.madvise(mmap.MADV_HUGEPAGE)  # what is not in memory yet is read into them
+            size, self._entries = _read_index(file)
+            self._memory = map_huge_pages(size)
+            _read_into(self._memory, file)
 
     def has(self, parameter: str, shape: Iterable[int]) -> bool:
         """Whether the weight of a parameter is there."""
@@ -139,15 +135,55 @@ class MappedWeights:
         return entry is not None and entry["shape"] == [*shape]
 
     def weight(self, parameter: str) -> SavableWeight:
-        """The weight of a parameter, whose tensors are mapped."""
+        """The weight of a parameter. Its tensors are parts of the memory of all."""
         entry = self._entries[parameter]
         tensors = {name: self._tensor(*place) for name, place in entry["tensors"].items()}
         return SAVED_KINDS[entry["kind"]].restored(SavedWeight(entry["kind"], entry["facts"], tensors))
 
     def _tensor(self, dtype: str, shape: list[int], begin: int) -> Tensor:
-        return torch.frombuffer(
-            self._map, dtype=getattr(torch, dtype), count=math.prod(shape), offset=begin
-        ).view(shape)  # fmt: skip
+        kind: torch.dtype = getattr(torch, dtype)
+        return self._memory[begin : begin + math.prod(shape) * kind.itemsize].view(kind).view(shape)
+
+
+def _read_index(file: BinaryIO) -> tuple[int, Mapping[str, Any]]:
+    """Return the bytes of the tensors in a file, and its index.
+
+    Raises:
+        OSError, ValueError, struct.error: it cannot be read, or is damaged.
+    """
+    end = file.seek(0, os.SEEK_END) - _END.size
+    file.seek(max(0, end))
+    digest, length, magic = _END.unpack(file.read())
+    file.seek(max(0, end - length))
+    index = file.read(min(length, end))
+    if magic != _MAGIC or hashlib.sha256(index).digest() != digest:
+        raise ValueError("it is damaged")
+    return end - length, json.loads(index)
+
+
+def _read_into(memory: Tensor, file: BinaryIO) -> None:
+    """Fill memory with the beginning of a file, with as many threads as compute.
+
+    Args:
+        memory: (bytes,) uint8.
+        file: of more bytes than that.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or became shorter.
+    """
+    view = memory.numpy().data
+
+    def read(begin: int) -> None:
+        end = min(begin + _PART, len(view))
+        while begin < end:
+            count = os.preadv(file.fileno(), [view[begin:end]], begin)
+            if count == 0:
+                raise ValueError("it became shorter while it was read")
+            begin += count
+
+    with ThreadPoolExecutor(torch.get_num_threads(), "quire-packed-cache-read") as threads:
+        for _ in threads.map(read, range(0, len(view), _PART)):
+            pass
 
 
 class WrittenWeights:
@@ -161,7 +197,7 @@ class WrittenWeights:
         """
         self._cache, self._path = cache, path
         self._unfinished = path.with_name(f"{path.stem}.{os.getpid()}-{time.monotonic_ns()}{_UNFINISHED}")
-        self._file: BinaryIO | None = _InPieces(self._unfinished.open("xb", buffering=0))
+        self._file: BinaryIO | None = self._unfinished.open("xb")
         with suppress(OSError):  # the file system may have no locks
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed, or the process ends
         self._room = cache.room()
@@ -225,25 +261,6 @@ class WrittenWeights:
     def _fail(self, error: OSError) -> None:
         logger.warning("packed weights cannot be cached in %s: %s", self._path.parent, error)
         self.abandon()
-
-
-class _InPieces(io.BufferedWriter):
-    """Write to a file in whole pieces, beginning with its first byte.
-
-    Where the kernel's cache of files has huge pages, it keeps a piece in one. From small pages weights are read at 0.8
-    of the speed.
-    """
-
-    def __init__(self, file: io.FileIO) -> None:
-        super().__init__(file, _PIECE)
-
-    @override
-    def write(self, data: Buffer, /) -> int:
-        view = memoryview(data).cast("B")
-        begin = 0
-        while begin < len(view):
-            begin += super().write(view[begin : begin + _PIECE - self.tell() % _PIECE])
-        return begin
 
 
 def _is_abandoned(path: Path, age: float) -> bool:

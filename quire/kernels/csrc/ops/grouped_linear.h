@@ -178,10 +178,10 @@ struct PartSums {
     static constexpr int vectors = 2;
 #endif
     static constexpr bool wide = has_wide_codes(kind);
-    static constexpr bool takes_scales = has_short_sums(kind);     // whether sums may be multiplied with scales of 8 bits
+    static constexpr bool takes_scales = has_short_sums(kind);     // whether sums may be multiplied with scales that are integers
     static constexpr int fetches = step_bytes(kind) / (2 * LINE);  // in a step of four quads
 
-    // inputs: (quads, rows), starts: (1 or 2, rows). If `scaled`, sums are multiplied with scales of 8 bits.
+    // inputs: (quads, rows), starts: (1 or 2, rows). If `scaled`, sums are multiplied with scales that are integers.
     template <bool scaled>
     INLINE void compute(const uint8_t *codes, int first, const int32_t *inputs, const int32_t *starts, Ints table,
                         const ScaleRows &scales, int64_t group, PrefetchStream &prefetch);
@@ -286,9 +286,9 @@ INLINE void read_lines(const uint8_t *from, const uint8_t *to) {
 // them if rows are long, and what is read from elsewhere ends the order of memory. inputs: those of the section.
 template <bool halves, bool coded>
 INLINE void fetch_section(const GroupedWeight &w, const ScaleRows &scales, const void *inputs, int64_t block) {
-    int64_t group_bytes = coded ? PANEL : 2 * PANEL, first = halves ? 2 * block : block * INPUT_GROUP / w.group;
+    int64_t first = halves ? 2 * block : block * INPUT_GROUP / w.group;
     int64_t end = std::min(w.groups, halves ? first + SUPER / STEP : (block * INPUT_GROUP + SUPER) / w.group);
-    for (int64_t at = first * group_bytes; at < end * group_bytes; at += LINE) __builtin_prefetch(scales.at + at);
+    for (int64_t at = first * w.group_bytes; at < end * w.group_bytes; at += LINE) __builtin_prefetch(scales.at + at);
     if (coded && first < w.groups) __builtin_prefetch(scales.factors + (first >> scales.shift) * 64);
     int64_t bytes = std::min(SUPER / INPUT_GROUP, w.blocks - block) * int64_t(sizeof(InputBlock<1>));
     for (int64_t at = 0; at < bytes; at += LINE) __builtin_prefetch((const char *)inputs + at);
@@ -324,8 +324,8 @@ INLINE void add_minimums(const GroupedWeight &w, ScaleRows minimums, const float
 }
 
 // Products of a tile's rows with one panel: (rows, 32) floats. `sums`: (groups, rows), for minimums. Each output is one chain
-// of sums, over minimums and then over inputs. With `halves` each 16 inputs have a scale; if scales are `coded` they have 8
-// bits, and products with SUPER inputs are a chain of their own, which is multiplied with their factor. Loops over rows are
+// of sums, over minimums and then over inputs. With `halves` each 16 inputs have a scale; if scales are `coded` they are
+// integers, and products with SUPER inputs are a chain of their own, which is multiplied with their factor. Loops over rows are
 // unrolled early; see panel_matmul.
 template <Codes kind, bool halves, bool coded, int rows>
 void grouped_matmul(const GroupedWeight &w, const int32_t *words, const float *sums, const GroupedPanel &panel,
