@@ -46,8 +46,8 @@ class PackedGroups:
         Args:
             parts: see `can_pack`.
             dtype: of the rows that are read from it.
-            compact: look for what the weights' values allow: codes of 6 bits, scales of 8 bits, no minimums. Otherwise
-                the layout depends on that of the parts alone, so that other weights can take their place.
+            compact: look for what the weights' values allow: codes of 6 bits, scales of 6 or 8 bits, no minimums.
+                Otherwise the layout depends on that of the parts alone, so that other weights can take their place.
         """
         self._set(dtype, [_Panels(part, compact=compact) for part in parts])
 
@@ -298,7 +298,7 @@ def _is_short(values: Tensor) -> Tensor:
 
 
 def _scale_bits(pairs: Sequence[tuple[Tensor, Tensor] | None], group: int, size_in: int) -> int:
-    """Bits of a scale as it is packed. pairs: the integers and factors that scales and minimums are products of, if any."""
+    """Bits of a scale as it is packed. pairs: integers and factors of scales and of minimums; None: there are none."""
     if None in pairs:
         return 16
     is_short = all(bool(((integers >= 0) & (integers < 64)).all()) for integers, _ in filter(None, pairs))
@@ -350,7 +350,8 @@ def _bytes_of_6_bits(values: Tensor) -> Tensor:
     """
     fours = values.view(torch.uint8).unflatten(1, (-1, 4))
     parts = fours[..., 3:] >> torch.tensor([0, 2, 4], dtype=torch.uint8)
-    return (fours[..., :3] | (parts & 3) << 6).flatten(1)
+    packed: Tensor = fours[..., :3] | (parts & 3) << 6
+    return packed.flatten(1)
 
 
 def _panel_words(values: Tensor, columns: int) -> Tensor:
