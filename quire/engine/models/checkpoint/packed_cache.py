@@ -97,7 +97,7 @@ class PackedCache:
         return min(self._limit, max(0, shutil.disk_usage(self._folder).free - _LOST))
 
     def _make_room(self, needed: int) -> None:
-        """Remove files without a writer, and the ones that were not used for longest. Readers have them."""
+        """Remove files without a writer, and the least recently used. Processes that have read one keep its weights."""
         files = []
         for path in self._folder.iterdir():
             with suppress(OSError):  # another process removes it
